@@ -1,4 +1,4 @@
-"""What benchmarks share: a small model of random weights, a way in a process of its own, and how they end."""
+"""What benchmarks share: a small model of random weights, a process of its own, tables, intervals, and how they end."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
+Interval = tuple[float, float, float]  # a mean or another number, and its 95 % interval
 
 
 class Letters:
@@ -72,6 +73,37 @@ def apart(script: str, *arguments: str, freeing: bool) -> Any:
     environment = os.environ | (FREEING if freeing else {})
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def interval(values: Any) -> Interval:
+    """Return the mean, and its 95 % interval by Student's t."""
+    from farspan.stats import student_mean
+
+    return student_mean(values)[:3]
+
+
+def running_mean(one: Any, of: str) -> Any:
+    """Return the mean `nats` or `hits` [texts, ends] of all tokens of a text up to each end, of `report.perplexity`."""
+    import numpy as np
+
+    ends = np.array(one.ends)
+    return np.cumsum(one.by_bucket(of) * np.diff(ends, prepend=0), 1) / ends
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def missed(claims: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Print whether each claim holds, a value and the most it may be; return those that do not."""
+    found = []
+    for claim, (value, most) in claims.items():
+        said = f"{claim} {value:.4g}, allowed {most:g}"
+        holds = value <= most
+        print(f"{'holds' if holds else 'MISSED'}: {said}")
+        found += [] if holds else [said]
+    return found
 
 
 def end(figures: Mapping[str, Any], missed: Sequence[str], check: bool) -> None:

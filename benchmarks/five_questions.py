@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import table
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TUTORIAL = DOCS / "tutorial.md"
 BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
@@ -76,14 +78,13 @@ def measured(model: str, replaced: list[tuple[str, str]], folder: Path) -> dict[
     return found
 
 
-def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    lines = ["| page | command | CPU, s | wall, s |", "|---|---|---|---|"]
+def times_table(found: dict[str, list[dict[str, Any]]]) -> str:
+    lines = []
     for title, times in found.items():
-        lines += [f"| {title} | `{one['command']}` | {one['cpu']:.1f} | {one['wall']:.1f} |" for one in times]
+        lines += [[title, f"`{one['command']}`", f"{one['cpu']:.1f}", f"{one['wall']:.1f}"] for one in times]
         if len(times) > 1:
-            cpu, wall = (sum(one[name] for one in times) for name in ("cpu", "wall"))
-            lines.append(f"| {title} | all | {cpu:.1f} | {wall:.1f} |")
-    return "\n".join(lines)
+            lines.append([title, "all", *(f"{sum(one[name] for one in times):.1f}" for name in ("cpu", "wall"))])
+    return table(["page", "command", "CPU, s", "wall, s"], lines)
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["FARSPAN_CACHE"] = str(folder / "cache")  # texts are tokenised as on a first day
         found = measured(model, [tuple(pair) for pair in asked.replace], folder)
-    print(table(found))
+    print(times_table(found))
     print(json.dumps({"model": asked.model, "replaced": asked.replace, "pages": found}))
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import end
+from common import Interval, end, interval, running_mean, table
 from recorded import BENCHMARKS, record, recorded, with_tables
 from scipy.stats import t as student
 
@@ -38,7 +38,6 @@ from farspan.loading.places import DEMO, folder_of
 from farspan.report.figure import Figure, Line
 from farspan.report.perplexity import series as perplexities
 from farspan.report.picture import draw_grid
-from farspan.stats import student_mean
 from farspan.train import lm as training
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -59,7 +58,6 @@ FACTOR = 1.5
 PARTS = ("perplexity", "all", "natural", "shuffled")  # of what is measured of a model with one memory
 EMBEDDED = "embedded"
 HALVES = ("copy", "control")
-Interval = tuple[float, float, float]  # value, and its 95 % interval over texts
 
 
 @dataclass(frozen=True)
@@ -139,19 +137,17 @@ def by_text(rows: Sequence[Row]) -> np.ndarray:
 def over_all(rows: Sequence[Row]) -> np.ndarray:
     """Return the mean nats of the first tokens of each text, up to each span [texts, spans]."""
     (one,) = perplexities(rows)
-    ends = np.array(one.ends)
-    means = np.cumsum(one.by_bucket("nats") * np.diff(ends, prepend=0), 1) / ends
-    return means[:, np.searchsorted(ends, SPANS)]
+    return running_mean(one, "nats")[:, np.searchsorted(one.ends, SPANS)]
 
 
 def gain(before: Read, after: Read, span: int = -1) -> Interval:
     """Return the nats per token by which the second is better, over texts."""
-    return student_mean((before.nats - after.nats)[:, :, span].mean(0))[:3]
+    return interval((before.nats - after.nats)[:, :, span].mean(0))
 
 
 def fall(nats: np.ndarray) -> Interval:
     """Return by how many nats per token the second span is above the last, over texts."""
-    return student_mean((nats[:, :, 1] - nats[:, :, -1]).mean(0))[:3]
+    return interval((nats[:, :, 1] - nats[:, :, -1]).mean(0))
 
 
 def ratio(before: Sequence[stats.MeasuredCurve], after: Sequence[stats.MeasuredCurve], name: str) -> Interval:
@@ -199,19 +195,18 @@ def pairs(found: Mapping[str, Read]) -> Iterator[tuple[str, Read, Read]]:
 
 
 def perplexity_table(found: Mapping[str, Read]) -> str:
-    head = [f"{n:,} tokens" for n in SPANS] + [f"{SPANS[1]:,} less {SPANS[-1]:,}"]
-    lines = ["| nats per token | of | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
+    head = ["nats per token", "of", *(f"{n:,} tokens" for n in SPANS), f"{SPANS[1]:,} less {SPANS[-1]:,}"]
+    lines = []
     for name, one in found.items():
         for of, nats in (("the same tokens", one.nats), ("all tokens", one.means)):
             cells = [f"{mean:.3f}" for mean in nats.mean((0, 1))]
-            lines.append(f"| {name} | {of} | {' | '.join(cells)} | {said(fall(nats), 3, '+')} |")
-    return "\n".join(lines)
+            lines.append([name, of, *cells, said(fall(nats), 3, "+")])
+    return table(head, lines)
 
 
 def memory_table(found: Mapping[str, Read]) -> str:
     shown = [n for n in (16, 32, 64, 128, 256, 384, 512, 640) if n in LENGTHS]
-    lines = ["| copy / control | text | " + " | ".join(f"{n:,}" for n in shown) + " | half-life | reach |"]
-    lines += ["|---" * (len(shown) + 4) + "|"]
+    lines = []
     for name, one in found.items():
         for text, of in (("natural", one.natural), ("shuffled", one.shuffled)):
             at = np.searchsorted(of[0].lengths, shown)
@@ -221,23 +216,18 @@ def memory_table(found: Mapping[str, Read]) -> str:
             )
             cells = [f"{c:.2f} / {m:.2f}" for c, m in zip(copy, control, strict=True)]
             numbers = [", ".join(f"{stats.headline(curve)[what][0]:.0f}" for curve in of) for what in SHOWN]
-            lines.append(f"| {name} | {text} | {' | '.join([*cells, *numbers])} |")
-    return "\n".join(lines)
+            lines.append([name, text, *cells, *numbers])
+    return table(["copy / control", "text", *(f"{n:,}" for n in shown), "half-life", "reach"], lines)
 
 
 def claims_table(found: Mapping[str, Read]) -> str:
-    lines = [
-        "| models | seeds | nats gained at 2,048 | text | half-life, ratio | reach, ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name, before, after in pairs(found):
         for text in ("natural", "shuffled"):
             ratios = [ratio(getattr(before, text), getattr(after, text), what) for what in SHOWN]
             cells = ["none" if np.isnan(value[0]) else f"{said(value)}, {verdict(value)}" for value in ratios]
-            lines.append(
-                f"| {name} | {len(before.nats)} | {said(gain(before, after), 3, '+')} | {text} | {' | '.join(cells)} |"
-            )
-    return "\n".join(lines)
+            lines.append([name, str(len(before.nats)), said(gain(before, after), 3, "+"), text, *cells])
+    return table(["models", "seeds", "nats gained at 2,048", "text", "half-life, ratio", "reach, ratio"], lines)
 
 
 TABLES = {"perplexity": perplexity_table, "memory": memory_table, "claims": claims_table}
@@ -320,8 +310,8 @@ def main() -> None:
         if options.record:
             print(f"{record(options.out / 'measured', ROWS):,} bytes of rows")
     found, seeds = found_in(folder)
-    for table in TABLES.values():
-        print(table(found), end="\n\n")
+    for made in TABLES.values():
+        print(made(found), end="\n\n")
     if options.record or options.recorded:
         PAGE.write_text(page(found))
     if options.picture:

@@ -28,12 +28,11 @@ from pathlib import Path
 import numpy as np
 import recorded as kept
 import torch
-from common import end
+from common import Interval, end, interval, table
 from scipy.stats import t as student
-from smt_extend import CONFIG, Interval, said, table, times
+from smt_extend import CONFIG, said, times
 
 from farspan import LM, Row, load, measure, method, stats
-from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -174,7 +173,7 @@ def judged(name: str) -> dict[str, Interval]:
     found = {
         "times the model's half-life": times(natural, curve_of("full", "natural"), "half_life"),
         "times untrained YaRN's": times(natural, curve_of(yarn, "natural"), "half_life"),
-        "nats lost inside": student_mean(nats_of(name, "inside") - nats_of("full", "inside"))[:3],
+        "nats lost inside": interval(nats_of(name, "inside") - nats_of("full", "inside")),
         "span of shuffled text, times YaRN's": times(curve_of(name, "shuffled"), curve_of(yarn, "shuffled"), "span"),
     }
     return {what: widened(value, len(natural.copy), tests) for what, value in found.items()}
@@ -194,16 +193,16 @@ def memory() -> str:
     lines = []
     for name in (*UNTRAINED, *known()):
         natural, shuffled = (curve_of(name, part) for part in ("natural", "shuffled"))
-        gap = student_mean((natural.copy - natural.control)[:, list(natural.lengths).index(AT)])[:3]
+        gap = interval((natural.copy - natural.control)[:, list(natural.lengths).index(AT)])
         numbers, alone = stats.summarise(natural), stats.summarise(shuffled)
-        beyond = student_mean(nats_of(name, "beyond"))[:3]
+        beyond = interval(nats_of(name, "beyond"))
         lines.append([
             f"`{name}`", str(len(seeds(name)) if name in RECIPES else MISSING),
             str(numbers.half_life), str(numbers.span),
             said(gap, 3), str(alone.reach), str(alone.span), said(beyond),
         ])  # fmt: skip
     head = ["", "seeds", "half-life", "span", f"gap at {AT:,}", "reach, shuffled", "span, shuffled", "nats to 8,192"]
-    return table(head, lines).strip()
+    return table(head, lines)
 
 
 def verdicts() -> str:
@@ -212,7 +211,7 @@ def verdicts() -> str:
     for name in known():
         found = judged(name)
         lines.append([f"`{name}`", *(said(one, 3) for one in found.values()), "met" if passes(found) else "missed"])
-    return table(["", *judged(known()[0]), "bounds"], lines).strip()
+    return table(["", *judged(known()[0]), "bounds"], lines)
 
 
 def changes() -> str:
@@ -222,11 +221,11 @@ def changes() -> str:
         natural, shuffled = (
             times(curve_of(name, part), curve_of(other, part), "span") for part in ("natural", "shuffled")
         )
-        lost = student_mean(nats_of(name, "inside") - nats_of(other, "inside"))[:3]
+        lost = interval(nats_of(name, "inside") - nats_of(other, "inside"))
         texts = len(curve_of(name, "natural").copy)
         found = (widened(value, texts, len(CHANGES)) for value in (natural, shuffled, lost))
         lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in found)])
-    return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines).strip()
+    return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines)
 
 
 def long() -> str:
@@ -253,7 +252,7 @@ def long() -> str:
         "span, times YaRN's by 16",
         "span, times YaRN's by 32",
     ]
-    return table(["", "seeds", *head], lines).strip()
+    return table(["", "seeds", *head], lines)
 
 
 def page() -> str:

@@ -25,8 +25,8 @@ import numpy as np
 import real_tables
 import recorded as kept
 import torch
-from common import end
-from real_tables import MISSING, by_length, costs, table, written
+from common import Interval, end, table
+from real_tables import MISSING, by_length, costs, written
 from scipy.stats import rankdata
 
 from farspan import measure
@@ -289,7 +289,7 @@ def rank_correlations(values: np.ndarray) -> np.ndarray:
     return np.swapaxes(ranks, -1, -2) @ ranks
 
 
-def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float, float]:
+def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
     """Return a statistic of values [methods, measures], and its 95 % interval by resampling methods. Samples in which
     a measure is the same for all methods are left out: they have no rank correlation."""
     rng = np.random.default_rng(0)
@@ -299,7 +299,7 @@ def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
     return float(statistic(values)), float(low), float(high)
 
 
-def against_perplexity(model: str, task: str, measure: str, length: int) -> tuple[float, float, float]:
+def against_perplexity(model: str, task: str, measure: str, length: int) -> Interval:
     """Return how much more a measure correlates with a task over the methods than perplexity does, and its 95 %
     interval by resampling methods."""
     found = measures(model, length)

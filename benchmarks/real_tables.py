@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import recorded as kept
 import topk_figure
+from common import Interval, table
 
 from farspan.record import Row
 from farspan.report.attention import series as attention_series
@@ -67,11 +68,6 @@ def quality(model: str, part: str) -> list[Cell]:
         header = {**other, **header, "models": header.get("models", {}) | other["models"]} if more else header
         rows = rows + more
     return cells(rows, header) if rows else []
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
 def by_length(head: str, lines: Mapping[str, Mapping[int, str]], unit: str = "") -> str:
@@ -181,18 +177,18 @@ def nats(model: str, how: str, length: int) -> dict[int, float]:
     return {row.repeat: row.scores["nats"] for row in rows if (row.method, row.length) == (method, length)}
 
 
-def more_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
+def more_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> Interval:
     """Return how many nats per token more `one` takes than `other`, each a method and a length, on the same targets:
     the mean and its 95 % interval over texts."""
     return paired(*(nats(model, *which) for which in (one, other)))
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[float, float, float]:
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
     """Return the mean of the first less the second over the texts of both, and its 95 % interval."""
     return over_texts([first[repeat] - second[repeat] for repeat in sorted(first.keys() & second.keys())])
 
 
-def over_texts(values: Sequence[float]) -> tuple[float, float, float]:
+def over_texts(values: Sequence[float]) -> Interval:
     """Return the mean of one value of each text, and its 95 % interval."""
     low, high = interval(np.array(values)[:, None])
     return float(np.mean(values)), float(low[0]), float(high[0])
@@ -255,7 +251,7 @@ def nats_under(rows: Sequence[Row], method: str, length: int) -> dict[int, float
     return {row.repeat: row.scores["nats"] for row in rows if row.method.endswith(method) and row.length == length}
 
 
-def ralm_cost(model: str, passages: int) -> tuple[float, float, float]:
+def ralm_cost(model: str, passages: int) -> Interval:
     """Return how many nats per token more windows take after retrieved passages than without: mean, low, high."""
     rows = recorded(model, "ralm")[1]
     return paired(*(nats_under(rows, "full", k) for k in (passages, 0)))
@@ -273,7 +269,7 @@ def ralm(model: str) -> str:
     return by_length(f"{cells[0].n} windows", lines, " passages")
 
 
-def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
+def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> Interval:
     """Return `more_nats` of the run of the model with an encoder; a method by the end of its name."""
     rows = recorded(f"{model} CEPE", "encoded")[1]
     return paired(*(nats_under(rows, *which) for which in (one, other)))
@@ -348,9 +344,9 @@ def answer_nats(model: str, how: str, depth: float, length: int) -> dict[int, fl
     return {row.repeat: row.scores["nats"] for row in rows}
 
 
-def needle_nats(model: str) -> dict[float, dict[int, tuple[float, float, float]]]:
+def needle_nats(model: str) -> dict[float, dict[int, Interval]]:
     """Return the nats of a needle's answer by depth and length, of the model as it is: mean, low, high over texts."""
-    found: dict[float, dict[int, tuple[float, float, float]]] = {}
+    found: dict[float, dict[int, Interval]] = {}
     for depth, length in sorted({(row.depth, row.length) for row in recorded(model, "needle")[1]}):
         each = answer_nats(model, "full", depth, length)
         found.setdefault(depth, {})[length] = over_texts(list(each.values()))
@@ -367,7 +363,7 @@ def needle_depths(model: str) -> str:
 NEEDLE_TOKENS = 8192
 
 
-def needle_decoys(model: str, how: str, depth: float) -> tuple[float, float, float]:
+def needle_decoys(model: str, how: str, depth: float) -> Interval:
     """Return how many nats more a needle's answer takes after a training with decoys: mean, low, high over texts."""
     return paired(*(answer_nats(model, one, depth, NEEDLE_TOKENS) for one in (how, "full")))
 
@@ -394,7 +390,7 @@ def spans_of_seeds(model: str) -> dict[str, list[Difference]]:
     }
 
 
-def over_seeds(found: Sequence[Difference]) -> tuple[float, float, float]:
+def over_seeds(found: Sequence[Difference]) -> Interval:
     """Return the mean over seeds and its interval."""
     return student_mean(np.array([one.value for one in found]))[:3]
 
@@ -417,13 +413,13 @@ def seeds(model: str) -> str:
     )
 
 
-def rope_gains(model: str) -> dict[str, dict[int, tuple[float, float, float]]]:
+def rope_gains(model: str) -> dict[str, dict[int, Interval]]:
     """Return, by RoPE, the `_gains` over the model as it is."""
     first, *others = curves(model, "rope")
     return {label(one): _gains(first, one) for one in others}
 
 
-def _gains(first: CurveMember, one: CurveMember) -> dict[int, tuple[float, float, float]]:
+def _gains(first: CurveMember, one: CurveMember) -> dict[int, Interval]:
     """Return by length how much more one curve copies beyond what is guessed than the first, text by text: mean, low,
     high."""
     more = one.curve.copy - one.curve.control - (first.curve.copy - first.curve.control)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end
+from common import apart, end, interval
 
 from farspan.text.retrieval import Index, build, open_index
 
@@ -128,7 +128,6 @@ def worth(
 
     from farspan import load, measure
     from farspan.demo import embedded_model
-    from farspan.stats import student_mean
 
     torch.set_num_threads(1)
     lm = load(model, dtype="float32", device="cpu") if model else embedded_model()
@@ -152,7 +151,7 @@ def worth(
                 (found, drawn), none = (by[chosen, k] for chosen in ("found", "random")), by["found", 0]
                 told: dict[str, Any] = {"nats": round(float(found.mean()), 4), "random": round(float(drawn.mean()), 4)}
                 for against, other in (("none", none), ("random", drawn)) if k else ():
-                    told[f"less than {against}"] = [round(one, 4) for one in student_mean(other - found)[:3]]
+                    told[f"less than {against}"] = [round(one, 4) for one in interval(other - found)]
                 for against in ("none", "random") if how != "full" and k == PASSAGES[-1] else ():
                     mean, low, _ = told[f"less than {against}"]
                     if low <= 0:

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import end
+from common import Interval, end, interval, running_mean, table
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
@@ -43,7 +43,6 @@ from farspan.loading.places import DEMO, folder_of
 from farspan.report import perplexity as report
 from farspan.report.figure import Figure, Line, Rule
 from farspan.report.picture import draw_grid
-from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -92,7 +91,6 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 DEFAULT = tuple(RECIPES)[:6]
 SHARE = {"full": 0.36, "smt-long": 4.0, "yarn-skip-all": 3.0}  # of the steps; one of full length takes longer
-Interval = tuple[float, float, float]  # mean or value, and its 95 % interval over documents
 
 
 @dataclass(frozen=True)
@@ -107,15 +105,15 @@ class Found:
     def up_to(self) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Lengths, and nats and accuracy [repeats, lengths] of all tokens up to each."""
         ends = np.array(self.every.ends)
-        widths, kept = np.diff(ends, prepend=0), ends >= PERPLEXITY_LENGTHS[0]
-        means = [np.cumsum(self.every.by_bucket(of) * widths, 1) / ends for of in ("nats", "hits")]
-        return ends[kept].tolist(), means[0][:, kept], means[1][:, kept]
+        kept = ends >= PERPLEXITY_LENGTHS[0]
+        nats, hits = (running_mean(self.every, of)[:, kept] for of in ("nats", "hits"))
+        return ends[kept].tolist(), nats, hits
 
     def gap(self) -> Interval:
         """Copy above control at a context of 4 windows."""
         assert self.natural is not None
         at = int(np.argmin(np.abs(self.natural.lengths - ASKED)))
-        return student_mean((self.natural.copy - self.natural.control)[:, at])[:3]
+        return interval((self.natural.copy - self.natural.control)[:, at])
 
 
 def extended(name: str, model: str, out: Path, steps: int, seed: int = 0, more: Sequence[str] = ()) -> LM:
@@ -190,23 +188,23 @@ def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interv
         "the model explodes: 4,096 tokens over 512, nats",
         "at least",
         1.0,
-        student_mean(before[:, -1] - before[:, 1])[:3],
+        interval(before[:, -1] - before[:, 1]),
     )
     if smt_found := found.get("smt"):
         nats, more = smt_found.up_to()[1], smt_found.more.values("nats")
         lost = nats[:, 1] - before[:, 1]
-        yield "after SMT it does not", "at most", 0.0, student_mean(nats[:, -1] - nats[:, 1])[:3]
+        yield "after SMT it does not", "at most", 0.0, interval(nats[:, -1] - nats[:, 1])
         yield (
             "and improves: the same tokens after 4,096, not 512",
             "at most",
             0.0,
-            student_mean(more[:, -1] - more[:, 1])[:3],
+            interval(more[:, -1] - more[:, 1]),
         )
-        yield "inside the old window SMT loses, nats", "at most", 0.05, student_mean(lost)[:3]
+        yield "inside the old window SMT loses, nats", "at most", 0.05, interval(lost)
         if "unmixed" in found:
             more_lost = found["unmixed"].up_to()[1][:, 1] - nats[:, 1]
             # "much more" is as much as SMT itself may lose
-            yield "without mixed training more, nats", "at least", MUCH_MORE, student_mean(more_lost)[:3]
+            yield "without mixed training more, nats", "at least", MUCH_MORE, interval(more_lost)
     for number, of, text in (
         ("half-life", "half_life", "natural"),
         ("span", "span", "natural"),
@@ -232,12 +230,7 @@ def said(values: Interval, digits: int = 2, sign: str = "") -> str:
 
 
 def mean_said(values: np.ndarray, digits: int = 2, sign: str = "+") -> str:
-    return said(student_mean(values)[:3], digits, sign)
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return said(interval(values), digits, sign)
 
 
 def expectation_tables(found: Mapping[str, Found]) -> Iterator[str]:
@@ -299,13 +292,13 @@ def against_yarn(names: Sequence[str], model: str, out: Path, steps: int, repeat
         after = stats.curve(measure([lm], ["full"], ["curve"], out=out / "paired" / name, **what).rows)
         assert (before.targets == after.targets).all(), "other texts"
         gaps = [(curve.copy - curve.control) for curve in (before, after)]
-        found[name] = [student_mean(more)[:3] for more in (gaps[1] - gaps[0]).T]
+        found[name] = [interval(more) for more in (gaps[1] - gaps[0]).T]
         for which, gap in zip(("base + yarn8", name), gaps, strict=True):
             index = ", ".join(f"{value:.3f}" for value in stats.memory_index(before if gap is gaps[0] else after))
             lines.append([which, *(f"{value:.3f}" for value in gap.mean(0)), index])
         lines.append(["difference", *(f"{m:+.3f} [{low:.3f}, {high:.3f}]" for m, low, high in found[name]), ""])
     head = [f"gap, {repeats} texts", *(f"{n:,}" for n in PAIRED_LENGTHS), "memory index at these"]
-    print(table(head, lines))
+    print(f"\n{table(head, lines)}")
     return found
 
 
@@ -370,10 +363,10 @@ def main() -> None:
     lines = [
         [claim, f"{how} {bound:g}", f"{said(value)}, {verdict(how, bound, value)}"] for claim, how, bound, value in made
     ]
-    print(table(["claim", "required", "measured"], lines))
+    claimed = table(["claim", "required", "measured"], lines)
     remembering = {name: one for name, one in found.items() if one.natural is not None}
-    for text in (*expectation_tables(found), memory_table(remembering)):
-        print(text)
+    for text in (claimed, *expectation_tables(found), memory_table(remembering)):
+        print(f"\n{text}")
     if options.picture:
         drawn = ("base", "base + yarn8", *DEFAULT)
         draw({name: one for name, one in remembering.items() if name in drawn}, options.picture)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import apart, end, small_llama
+from common import apart, end, small_llama, table
 
 VOCABULARY = 2048
 KINDS = {"smt": ("sparse", "off"), "mixed": ("sparse", "concat"), "full": ("full", "off")}  # draw and mixed
@@ -119,14 +119,12 @@ def main() -> None:
 
     print(f"CPU seconds a step (MiB at its peak), rows of {row:,} tokens")
     lengths = sorted({length for _, length in times})
-    print("| | " + " | ".join(f"{length // 1024}K" for length in lengths) + " |")
-    print("|---" * (len(lengths) + 1) + "|")
     names = {"full": "full length", "smt": "Sparse Memory Training", "mixed": "the same, mixed with the window"}
-    for kind, name in names.items():
-        cells = [
-            f"{times[kind, n]:.2f} ({peaks[kind, n]:.0f})" if (kind, n) in times else "" for n in lengths
-        ]  # fmt: skip
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    lines = [
+        [name, *(f"{times[kind, n]:.2f} ({peaks[kind, n]:.0f})" if (kind, n) in times else "" for n in lengths)]
+        for kind, name in names.items()
+    ]
+    print(table(["", *(f"{length // 1024}K" for length in lengths)], lines))
     figures: dict[str, float] = {"full_time_16k_to_4k": times["full", 16384] / times["full", 4096]}
     for kind in ("smt", "mixed"):
         for what, values in (("time", times), ("memory", peaks)):

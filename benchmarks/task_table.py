@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import table
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -127,16 +128,14 @@ def main() -> None:
         quality = task(one.task.format(**places)).quality
         differences |= {(name, *key): value for key, value in compared(rows[name], quality.score).items()}
     corrected = dict(zip(differences, holm([p for *_, p in differences.values()]), strict=True))
-    print(
-        f"| task (quality) | at | {' | '.join(f'`{one}`' for one in columns)} |\n" + "|---" * (len(columns) + 2) + "|"
-    )
+    lines: list[list[str]] = []
     for name, one in chosen.items():
         question = task(one.task.format(**places))
         header = {"settings": {"task": str(question)}, "models": {}}
         found = {(cell.method, cell.length): cell for cell in cells(rows[name], header)}
         names = {how.partition(":")[0]: how for how, _ in found}
         for length in one.lengths:
-            line = []
+            line = [f"`{name}` ({question.quality.name})", f"{length:,} {question.unit}"]
             for column in columns:
                 how = names.get(column.partition(":")[0], column)
                 p = corrected.get((name, how, length))
@@ -148,14 +147,11 @@ def main() -> None:
                 line.append(said(cell, mark))
                 figures.append(
                     {"task": name, "length": length, "method": how, "p": p, "difference": difference}
-                    | (
-                        {}
-                        if cell is None
-                        else {"value": cell.value, "low": cell.low, "high": cell.high} | {"n": cell.num_examples}
-                    )
+                    | ({"value": cell.value, "low": cell.low, "high": cell.high, "n": cell.n} if cell else {})
                     | ({"failed": cell.failed} if cell and cell.failed else {})
                 )
-            print(f"| `{name}` ({question.quality.name}) | {length:,} {question.unit} | {' | '.join(line)} |")
+            lines.append(line)
+    print(table(["task (quality)", "at", *(f"`{one}`" for one in columns)], lines))
     print(json.dumps(figures))
 
 

@@ -33,7 +33,8 @@ from pathlib import Path
 import numpy as np
 import recorded as kept
 import torch
-from smt_extend import RECIPES, TEXT, extended, table
+from common import table
+from smt_extend import RECIPES, TEXT, extended
 
 from farspan import LM, Row, load, measure
 from farspan.loading.places import DEMO, folder_of
@@ -93,8 +94,8 @@ def measure_parts(options: argparse.Namespace, parts: dict[str, Part]) -> None:
         for name, part in parts.items():
             if options.part and name not in options.part:
                 continue
-            for label, text in texts.items() if part.text else [("generated", TEXT)]:
-                what = {"text": text, "lengths": part.lengths, "repeats": options.repeats}
+            for label, text in texts.items() if part.text else [("generated", None)]:
+                what = {"lengths": part.lengths, "repeats": options.repeats} | ({"text": text} if text else {})
                 folder = options.out / "rows" / lm.name / f"{name} {label}"
                 rows = measure([lm], [how], [part.task], out=folder, **what).rows
                 print(f"{lm.name} {name} {label}: {len(rows)} rows", file=sys.stderr, flush=True)
@@ -145,7 +146,7 @@ def compared(found: dict[str, By], one: str, other: str) -> str:
         means = [f"{value:.3f}" for value in pairs.mean(0)]
         lines.append([key[0], key[1], f"{key[2]:,}", f"{len(pairs)}", *means, f"{mean:+.3f} [{low:.3f}, {high:.3f}]"])
     ends = [[*line, "–" if each is None else f"{each:.2g}"] for line, each in zip(lines, holm(p), strict=True)]
-    return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], ends).lstrip("\n")
+    return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], ends)
 
 
 def page() -> str:

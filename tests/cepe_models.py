@@ -1,13 +1,17 @@
-"""Tiny CEPE models of random weights, whose contexts change what they say."""
+"""Tiny CEPE models of random weights, whose contexts change what they say, and that of the authors' numbers."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from farspan import cepe
+from farspan.cepe.model import cepe_class
 from farspan.cepe.saving import is_added
 
 from tiny import VOCABULARY, tiny_model
@@ -75,6 +79,20 @@ def mixtral() -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def authors_settings() -> dict[str, Any]:
+    """The settings of the models that the authors' code made for the fixture `reference`."""
+    return json.loads((Path(__file__).parent / "data" / "cepe_reference.json").read_text())
+
+
+def authors_model(reference: dict[str, Tensor]) -> Any:
+    """The model whose numbers the authors' code gave."""
+    given = authors_settings()
+    config = LlamaConfig(**given["decoder"], **given["extra"], encoder_config=given["encoder"])
+    model = cepe_class(LlamaForCausalLM)(config)
+    model.load_state_dict({key[7:]: value for key, value in reference.items() if key.startswith("mha.sd.")})
     return model
 
 

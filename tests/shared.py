@@ -40,6 +40,7 @@ import huggingface_hub.constants
 import transformers
 from browser import chromium
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -175,6 +176,21 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the forwards of trainings; `counted[1]` is the forward at which the user presses Ctrl-C."""
+    counts, original = [0, -1], transformers.Trainer.training_step
+
+    def training_step(*arguments: Any, **options: Any) -> Tensor:
+        counts[0] += 1
+        if counts[0] == counts[1]:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    return counts
+
+
+@pytest.fixture
 def left_by_a_kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Copies what a training has written when some method ends for the `at`-th time: that is what SIGKILL would leave.
     Processes that are killed are in tests/attack."""
@@ -202,10 +218,24 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Tensor]:
+    """Weights, inputs and outputs of the authors' code of CEPE."""
+    return load_file(Path(__file__).parent / "data" / "cepe_reference.safetensors")
+
+
 @pytest.fixture
 def hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub is not asked, also where its library was imported before the environment said so."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory of the test's own, with text.txt, of some thousand tokens."""
+    monkeypatch.chdir(tmp_path)
+    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
+    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
 
 
 @pytest.fixture

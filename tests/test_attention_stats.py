@@ -1,6 +1,7 @@
 """Attention statistics: against transformers' own weights, against numbers made by hand, and what the command says."""
 
 import json
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +19,16 @@ from farspan.hf import attend as maths
 from farspan.hf.probe import See
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, load, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
-from farspan.record import Row, Run, read_rows
+from farspan.record import Row, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, BoundAttention, packed, powers, shares, spread
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
+import tiny
 from tiny import tiny_model
 from toys import attention_of
 
@@ -41,12 +42,7 @@ def some_text(documents: int = 4, length: int = 150) -> Corpus:
     return Corpus("some", "some", tokens, np.arange(documents + 1) * length)
 
 
-def looked_at(
-    folder: Path, lm: LM, task: BoundAttention, lengths: tuple[int, ...] = LENGTHS, repeats: int = 2, **more: Any
-) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        how = method(more.pop("how", "full"))
-        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2, "chunk": 23} | more))
+looked_at = partial(tiny.measured, lengths=LENGTHS, repeats=2, batch=2, chunk=23)
 
 
 def eager(lm: LM, ids: list[int]) -> Tensor:
@@ -139,7 +135,7 @@ def test_numbers_do_not_depend_on_chunk_batch_or_the_size_of_blocks(
 ) -> None:
     task = attention_of(some_text(), BIN, SINKS, map_bins=7)
     (first, second), *others = (
-        looked_at(tmp_path / str(i), lm, task, (40,), **way)
+        looked_at(tmp_path / str(i), lm, task, lengths=(40,), **way)
         for i, way in enumerate([{"chunk": 1024, "batch": 1}, {"chunk": 7, "batch": 2}, {"chunk": 1, "batch": 1}])
     )
     rows_at_once: list[int] = []
@@ -154,7 +150,7 @@ def test_numbers_do_not_depend_on_chunk_batch_or_the_size_of_blocks(
         return watch(lm, layers, queries, noting)
 
     monkeypatch.setattr(hf, "watch_attention", counted)
-    others.append(looked_at(tmp_path / "blocks", lm, task, (40,), chunk=1024))
+    others.append(looked_at(tmp_path / "blocks", lm, task, lengths=(40,), chunk=1024))
     assert set(rows_at_once) == {16, 40 % 16}  # never [time, time]
     for rows in others:
         for one, other in zip((first, second), sorted(rows, key=lambda row: row.repeat), strict=True):
@@ -407,21 +403,13 @@ def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     return folder
 
 
-@pytest.fixture
-def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of the test's own, with a text of some thousand tokens."""
-    monkeypatch.chdir(tmp_path)
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
-
-
 def attention(*arguments: object) -> Any:
     """A small measurement into run/, whose options later ones override."""
     small = ("--text", "text.txt", "--lengths", "16,32,64", "--repeats", 2, "--device", "cpu", "--out", "run")
     return farspan("attention", *small, *arguments)
 
 
-@pytest.mark.usefixtures("_text", "drawn")
+@pytest.mark.usefixtures("text_file", "drawn")
 def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
     result = attention(models / "before", models / "after", "--json")
     assert result.exit_code == 0, result.output
@@ -449,7 +437,7 @@ def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
     assert max(map(len, Path("run/rows.jsonl").read_text().splitlines())) < 50_000
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_a_command_that_is_repeated_measures_nothing_twice(models: Path) -> None:
     options = ("--map-bins", 0, "--layers", "0,-1", "--sinks", 2, "--bin", 8)
     first = attention(models / "before", *options)
@@ -461,7 +449,7 @@ def test_a_command_that_is_repeated_measures_nothing_twice(models: Path) -> None
     assert "sinks=2,bin=8,map_bins=0', now" in refused(attention(models / "before"))
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_a_plan_says_what_it_costs_and_runs_nothing(models: Path) -> None:
     result = attention(models / "before", "--plan", "--json")
     (cell,) = last_line(result)["plans"]
@@ -470,7 +458,7 @@ def test_a_plan_says_what_it_costs_and_runs_nothing(models: Path) -> None:
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
     assert "layers: got 'first', expected all, or numbers as 0,5,-1" in refused(
         attention(models / "before", "--layers", "first")
@@ -480,7 +468,7 @@ def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
         assert "this method replaces its attention" in said
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_failed_rows_end_the_command_with_an_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     tiny_model("gpt2", n_positions=32).save_pretrained(tmp_path / "short")
     tokenizer.save_pretrained(tmp_path / "short")

@@ -1,6 +1,5 @@
 """The CEPE model: equal to the authors' code, to its base until it is trained, and to itself in every mode."""
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from farspan import cepe
 from farspan.cepe import surgery
-from farspan.cepe.model import cepe_class, is_added
+from farspan.cepe.model import is_added
 
-from cepe_models import added_parameters, mixtral, some_ids, tiny_cepe, tiny_encoder
-from tiny import tiny_model
+from cepe_models import added_parameters, authors_model, mixtral, some_ids, tiny_cepe, tiny_encoder
+from tiny import close, tiny_model
 
-DATA = Path(__file__).parent / "data"
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
@@ -73,23 +69,9 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).detach().abs().max())
 
 
-def same(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Tensor]:
-    return load_file(DATA / "cepe_reference.safetensors")
-
-
 @pytest.fixture
 def authors(reference: dict[str, Tensor]) -> Any:
-    """The model whose numbers the authors' code gave."""
-    given = json.loads((DATA / "cepe_reference.json").read_text())
-    config = LlamaConfig(**given["decoder"], **given["extra"], encoder_config=given["encoder"])
-    model = cepe_class(LlamaForCausalLM)(config).eval()
-    model.load_state_dict({key[7:]: value for key, value in reference.items() if key.startswith("mha.sd.")})
-    return model
+    return authors_model(reference).eval()
 
 
 def left_padded(reference: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -246,7 +228,7 @@ def test_the_query_is_residual_stream_and_attention_and_the_context_joins_it_onc
         if "mlp.experts" in name:
             parameter.data.zero_()
     query, out = run(0.0)
-    torch.testing.assert_close(query, out, rtol=1e-5, atol=1e-5)
+    close(query, out)
     assert apart(run(0.7)[1], query + 0.7) < 1e-5
 
 
@@ -281,7 +263,9 @@ def test_masked_tokens_are_dropped_and_chunks_have_no_order() -> None:
         given = model(input_ids=ids, context=read).logits
         noise = torch.where(mask.bool(), context, some_ids(2, 3, 8, seed=5))
         assert torch.equal(model(input_ids=ids, context_input_ids=noise, context_attention_mask=mask).logits, given)
-        same(model(input_ids=ids, context_input_ids=context.flip(1), context_attention_mask=mask.flip(1)).logits, given)
+        close(
+            model(input_ids=ids, context_input_ids=context.flip(1), context_attention_mask=mask.flip(1)).logits, given
+        )
 
 
 def test_encoding_in_small_batches_is_encoding_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +278,7 @@ def test_encoding_in_small_batches_is_encoding_at_once(monkeypatch: pytest.Monke
         given = model.encode_context(context, some_mask())
         hook.remove()
     assert sizes == [1] * 5  # the chunk that is masked is not encoded
-    same(given.states[0][given.mask], expected.states[0][expected.mask])
+    close(given.states[0][given.mask], expected.states[0][expected.mask])
 
 
 def test_one_context_serves_many_prompts() -> None:
@@ -304,7 +288,7 @@ def test_one_context_serves_many_prompts() -> None:
             read = model.encode_context(context, some_mask(), mode=mode)
             together = model(input_ids=ids, context=read).logits
             repeated = model.encode_context(context.repeat_interleave(3, 0), some_mask().repeat_interleave(3, 0))
-            same(together, model(input_ids=ids, context=repeated).logits)
+            close(together, model(input_ids=ids, context=repeated).logits)
 
 
 def test_auto_keeps_keys_and_values_only_within_its_budget() -> None:
@@ -352,8 +336,8 @@ def test_states_of_their_own_for_each_layer_are_counted_from_the_last() -> None:
         read = model.encode_context(context)
         flat = model.encoder(context.view(6, 8), output_hidden_states=True)
     assert len(read.states) == 2
-    same(read.of_layer(1), flat.last_hidden_state.view(2, 24, 16))
-    same(read.of_layer(2), flat.hidden_states[1].view(2, 24, 16))
+    close(read.of_layer(1), flat.last_hidden_state.view(2, 24, 16))
+    close(read.of_layer(2), flat.hidden_states[1].view(2, 24, 16))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
@@ -366,10 +350,10 @@ def test_an_encoder_of_the_first_layers_of_a_decoder(architecture: str, tmp_path
         whole = cepe.from_base(tiny_model(), tmp_path / "encoder").encoder.eval()
         between = whole(input_ids=ids[:, 0], output_hidden_states=True).hidden_states[1]
         norm = whole.ln_f if architecture == "gpt2" else whole.norm
-        same(model.encode_context(ids).states[0], norm(between))
+        close(model.encode_context(ids).states[0], norm(between))
         model.save_pretrained(tmp_path / "whole")
         again = cepe.from_pretrained(tmp_path / "whole")
-        same(again.encode_context(ids).states[0], norm(between))
+        close(again.encode_context(ids).states[0], norm(between))
     with pytest.raises(ValueError, match="3 layers of an encoder with 2: give 1 to 2"):
         cepe.from_base(tiny_model(), tiny_encoder(), encoder_layers=3)
 
@@ -385,7 +369,7 @@ def test_what_a_context_keeps_without_gradients_is_not_used_with_them() -> None:
         model(input_ids=some_ids(1, 6), context=context).logits.square().mean().backward()
         kept.append([cross.k_proj.weight.grad.clone() for cross in model.cross_attentions()])
     for fresh, used in zip(*kept, strict=True):
-        same(used, fresh)
+        close(used, fresh)
 
 
 def test_only_the_last_layers_read_the_context() -> None:
@@ -442,8 +426,8 @@ def test_a_compiled_model_gives_the_same() -> None:
     with torch.no_grad():
         read = model.encode_context(context, mode="recompute")
         compiled = torch.compile(model, backend="eager", fullgraph=True)
-        same(compiled(input_ids=ids, context=read).logits, model(input_ids=ids, context=read).logits)
-        same(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
+        close(compiled(input_ids=ids, context=read).logits, model(input_ids=ids, context=read).logits)
+        close(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
 def test_a_forward_that_fails_leaves_no_context_behind() -> None:

@@ -15,10 +15,9 @@ from farspan import cepe
 from farspan.cepe.config import is_cepe
 from farspan.cepe.saving import is_added
 
-from cepe_models import added_parameters, some_ids, tiny_cepe, tiny_encoder, train_a_little
+from cepe_models import added_parameters, authors_settings, some_ids, tiny_cepe, tiny_encoder, train_a_little
 from tiny import tiny_model
 
-DATA = Path(__file__).parent / "data"
 OLD = {
     "num_beams": 1,
     "top_k": 50,
@@ -28,15 +27,10 @@ OLD = {
 }  # 4.34 wrote these
 
 
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Tensor]:
-    return load_file(DATA / "cepe_reference.safetensors")
-
-
 def write_official(folder: Path, reference: dict[str, Tensor], kind: str) -> Path:
     """A folder as the authors' class writes it: flat fields, an encoder's config full of other things, shards."""
     folder.mkdir()
-    given = json.loads((DATA / "cepe_reference.json").read_text())
+    given = authors_settings()
     encoder = (
         given["encoder"] | OLD | {"model_type": "llama", "_name_or_path": "mlm_config.json", "torch_dtype": "float32"}
     )
@@ -255,7 +249,7 @@ def test_an_encoder_has_to_look_both_ways() -> None:
 
 def test_a_masked_language_model_gives_its_body(tmp_path: Path, reference: dict[str, Tensor]) -> None:
     """Its keys are `model.*`; its head has no place here."""
-    given = json.loads((DATA / "cepe_reference.json").read_text())
+    given = authors_settings()
     LlamaConfig(**given["encoder"]).save_pretrained(tmp_path)
     weights = {key[7:]: value.clone() for key, value in reference.items() if key.startswith("mlm.sd.")}
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})

@@ -22,6 +22,7 @@ from farspan.methods import method
 from farspan.reader import Memory, Reader
 
 from cepe_models import some_ids, tiny_cepe
+from tiny import close
 
 ARCHITECTURES = ["llama", "gpt_neox", "gemma2", "gpt2"]
 TEXT = "cepe:chunk=8,decoder_window=32"
@@ -47,10 +48,6 @@ def lm(open_lm: Any) -> LM:
     return open_lm("llama")
 
 
-def same(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
-
-
 def by_hand(lm: LM, context: Tensor | None, decoder: Tensor, asked: Tensor) -> Tensor:
     """Nats of what is asked behind `decoder`, with a context [batch, chunks, length], in one forward of the model."""
     with torch.no_grad():
@@ -66,7 +63,7 @@ def test_the_end_of_a_document_stands_in_the_decoder(architecture: str, read: in
     context = ids[:, : chunks * 8].reshape(2, chunks, 8) if chunks else None
     expected = by_hand(lm, context, ids[:, chunks * 8 : read], ids[:, read:])
     with method(TEXT).on(lm) as reader:
-        same(reader.read(ids[:, :read]).score(ids[:, read:]).nats, expected)
+        close(reader.read(ids[:, :read]).score(ids[:, read:]).nats, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -84,7 +81,7 @@ def test_more_chunks_than_trained_sharpen_the_cross_attention(architecture: str,
                 cross.q_proj.weight.copy_(weight * math.log(chunks) / math.log(3))
                 cross.q_proj.bias = bias if bias is None else torch.nn.Parameter(bias * math.log(chunks) / math.log(3))
             context, asked = ids[:, : chunks * 8].reshape(2, chunks, 8), ids[:, read : read + ASKED]
-            same(found, by_hand(lm, context, ids[:, chunks * 8 : read], asked))
+            close(found, by_hand(lm, context, ids[:, chunks * 8 : read], asked))
         for cross, (weight, bias) in zip(crosses, before, strict=True):
             cross.q_proj.weight.copy_(weight)
             cross.q_proj.bias = bias
@@ -106,7 +103,7 @@ def test_head_and_question_count_in_the_window(lm: LM) -> None:
     decoder = torch.cat([head, ids[:, 16:30]], 1)  # 5 + 30 + 12 tokens are 15 more than the window
     with method(TEXT).on(lm) as reader:
         given = reader.read(ids[:, :30], head=head).score(ids[:, 30:]).nats
-    same(given, by_hand(lm, ids[:, :16].reshape(2, 2, 8), decoder, ids[:, 30:]))
+    close(given, by_hand(lm, ids[:, :16].reshape(2, 2, 8), decoder, ids[:, 30:]))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -129,7 +126,7 @@ def test_it_makes_no_difference_in_which_pieces_a_document_is_read(architecture:
                     memory.score(ids[:, done : done + 5])
                 memory.read(ids[:, done : done + piece])
                 done += piece
-            same(memory.score(ids[:, READ:]).nats, once)
+            close(memory.score(ids[:, READ:]).nats, once)
 
 
 def test_what_does_not_fit_is_scored_in_parts_of_half_a_window(lm: LM) -> None:
@@ -138,15 +135,15 @@ def test_what_does_not_fit_is_scored_in_parts_of_half_a_window(lm: LM) -> None:
         memory = reader.read(ids[:, :10])
         given = memory.score(ids[:, 10:]).nats
         parts = [reader.read(ids[:, :at]).score(ids[:, at : at + 16]).nats for at in range(10, 100, 16)]
-        same(given, torch.cat(parts, 1))
-        same(memory.score(ids[:, 10:], slice(50, 60)).nats, given[:, 50:60])
+        close(given, torch.cat(parts, 1))
+        close(memory.score(ids[:, 10:], slice(50, 60)).nats, given[:, 50:60])
         assert memory.num_seen == 10
         other = some_ids(2, 90, seed=4)
         both = memory.score(torch.cat([ids[:, 10:], other])).nats
-        same(both[:2], given)
-        same(both[2:], memory.score(other).nats)
+        close(both[:2], given)
+        close(both[2:], memory.score(other).nats)
         padded = torch.cat([ids[:, 10:60], torch.full((2, 40), -1)], 1)
-        same(memory.score(padded).nats[:, :50], given[:, :50])
+        close(memory.score(padded).nats[:, :50], given[:, :50])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -156,7 +153,7 @@ def test_with_everything_in_the_decoder_it_is_the_base(architecture: str, open_l
         given = reader.read(ids[:, :26]).score(ids[:, 26:]).nats
     with method("full").on(lm) as reader:
         expected = reader.read(ids[:, :26]).score(ids[:, 26:]).nats
-    same(given, expected)
+    close(given, expected)
     with method("cepe:chunk=8,decoder_window=30").on(lm) as reader:
         assert (reader.read(ids[:, :26]).score(ids[:, 26:]).nats - expected).abs().max() > 0.01
 
@@ -175,9 +172,9 @@ def test_several_passages_are_encoded_each_by_itself(lm: LM) -> None:
     context = lm.model.encode_context(whole, mask)
     with torch.no_grad():
         logits = lm.model(input_ids=torch.cat([head, asked], 1), context=context).logits[:, 2:-1]
-    same(given, -logits.log_softmax(-1).gather(-1, asked[..., None])[..., 0])
+    close(given, -logits.log_softmax(-1).gather(-1, asked[..., None])[..., 0])
     with method(TEXT).on(lm) as reader:
-        same(reader.read(*reversed(passages), head=head).score(asked).nats, given)  # a set
+        close(reader.read(*reversed(passages), head=head).score(asked).nats, given)  # a set
 
 
 def test_the_first_passages_can_stand_in_the_decoder(lm: LM) -> None:
@@ -186,14 +183,14 @@ def test_the_first_passages_can_stand_in_the_decoder(lm: LM) -> None:
     expected = by_hand(lm, torch.stack([second, third], 1), torch.cat([head, first], 1), asked)
     with method(TEXT + ",decoder_passages=1").on(lm) as reader:
         memory = reader.read(first, second, third, head=head)
-        same(memory.score(asked).nats, expected)
-        same(reader.read(third, second, first, head=head).score(asked).nats, by_hand(
+        close(memory.score(asked).nats, expected)
+        close(reader.read(third, second, first, head=head).score(asked).nats, by_hand(
             lm, torch.stack([second, first], 1), torch.cat([head, third], 1), asked
         ))  # fmt: skip
         question = some_ids(2, 4, seed=9)
         memory.read(question)  # goes to the decoder's side
         expected = by_hand(lm, torch.stack([second, third], 1), torch.cat([head, first, question], 1), asked)
-        same(memory.score(asked).nats, expected)
+        close(memory.score(asked).nats, expected)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -222,7 +219,7 @@ def test_every_mode_gives_the_same(mode: str, lm: LM) -> None:
     with method(TEXT).on(lm) as reader:
         expected = reader.read(ids[:, :READ]).score(ids[:, READ:]).nats
     with method(f"{TEXT},mode={mode}").on(lm) as reader:
-        same(reader.read(ids[:, :READ]).score(ids[:, READ:]).nats, expected)
+        close(reader.read(ids[:, :READ]).score(ids[:, READ:]).nats, expected)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -246,13 +243,13 @@ def test_scoring_leaves_the_memory_as_it_was_for_any_multiple_of_its_rows(archit
     with method(TEXT).on(lm) as reader:
         memory = reader.read(ids)
         first = memory.score(asked).nats
-        same(memory.score(asked[2:4]).nats, first[2:4])
+        close(memory.score(asked[2:4]).nats, first[2:4])
         memory.score(asked[:2, :3])  # fewer, so that another part is in the encoder
         handle = lm.model.get_output_embeddings().register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             memory.score(asked)
         handle.remove()
-        same(memory.score(asked).nats, first)
+        close(memory.score(asked).nats, first)
         assert memory.num_seen == memory.num_kept == READ
 
 
@@ -266,7 +263,7 @@ def test_rows_do_not_see_each_other(architecture: str, open_lm: Any) -> None:
 
     together = nats(ids)
     for row in range(3):
-        same(nats(ids[row : row + 1]), together[row : row + 1])
+        close(nats(ids[row : row + 1]), together[row : row + 1])
 
 
 def test_nothing_is_known_before_its_time(lm: LM) -> None:
@@ -275,7 +272,7 @@ def test_nothing_is_known_before_its_time(lm: LM) -> None:
     other[:, READ + 8 :] = some_ids(2, ASKED - 8, seed=1)
     with method(TEXT).on(lm) as reader:
         given, changed = (reader.read(x[:, :READ]).score(x[:, READ:]).nats for x in (ids, other))
-    same(changed[:, :8], given[:, :8])
+    close(changed[:, :8], given[:, :8])
     assert (changed[:, 9:] - given[:, 9:]).abs().min() > 0
 
 

@@ -34,6 +34,7 @@ from farspan.train.config import read_config, shipped_configs
 from tiny import tiny_model
 
 HEAVY = {"torch", "transformers", "numpy", "scipy", "matplotlib"}
+pytestmark = pytest.mark.usefixtures("text_file")
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +45,6 @@ def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of the test's own, with a text of about a thousand tokens."""
-    monkeypatch.chdir(tmp_path)
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(300)))
 
 
 def farspan(*arguments: object) -> Result:
@@ -631,7 +624,7 @@ def test_depths_that_no_length_has_are_refused_before_a_model_is_loaded(
 
 
 def test_a_run_that_could_not_begin_leaves_no_folder(models: Path) -> None:
-    for options in (("--text", "missing.txt"), ("--lengths", "4,900")):
+    for options in (("--text", "missing.txt"), ("--lengths", "4,9000")):
         refused(curve(models / "llama", *options, "--out", "deep/run"))
         assert not Path("deep").exists()
 

@@ -294,8 +294,10 @@ def test_what_a_model_or_method_refuses_is_a_row_that_says_so_and_the_others_go_
     assert len(report.failures(found)) == 2
 
 
-def test_lengths_that_are_too_short_are_refused_and_the_others_measured(saved: Path, text: str, tmp_path: Path) -> None:
-    arguments = ["compare", str(saved), "--text", text, "--lengths", "8,16,32", "--repeats", "3", "--no-cost"]
+def test_lengths_that_are_too_short_are_refused_and_the_others_measured(
+    folder: Path, text: str, tmp_path: Path
+) -> None:
+    arguments = ["compare", str(folder), "--text", text, "--lengths", "8,16,32", "--repeats", "3", "--no-cost"]
     arguments += ["--task", "perplexity:target_tokens=8", "--task", "curve", "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, [*arguments, "--method", "full", "--method", "topk:k=4"])
     assert result.exit_code == 1
@@ -447,9 +449,9 @@ def test_what_cannot_fit_is_a_row_that_says_so_without_being_tried(
     assert "GiB" in failed["full", 32]
 
 
-def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, saved: Path) -> None:
-    what = grid([str(saved)], TASKS, refusals=True, **settings(text, cost=False))
-    planned = list(plans([str(saved)], ["full", "sinks:window=9000"], what))
+def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, folder: Path) -> None:
+    what = grid([str(folder)], TASKS, refusals=True, **settings(text, cost=False))
+    planned = list(plans([str(folder)], ["full", "sinks:window=9000"], what))
     assert [(one.what, one.length) for one in planned if one.method == "full"] == [
         ("perplexity:targets=fixed,target_tokens=8", 16), ("perplexity:targets=fixed,target_tokens=8", 32),
         ("curve:protocol=nested", 16), ("curve:protocol=nested", 32),
@@ -457,38 +459,31 @@ def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, saved: Path)
     assert all(isinstance(one.cost, str) == one.method.startswith("sinks") for one in planned)
 
 
-def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str, saved: Path) -> None:
+def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str, folder: Path) -> None:
     asked, out = settings(text), tmp_path / "run"
-    what = grid([str(saved)], TASKS, refusals=True, **asked)
+    what = grid([str(folder)], TASKS, refusals=True, **asked)
 
     def left() -> dict[tuple[str, int | None], int]:
-        planned = plans([str(saved)], METHODS[:1], what, out=out)
+        planned = plans([str(folder)], METHODS[:1], what, out=out)
         return {(one.what, one.length): one.cost.num_examples for one in planned if not isinstance(one.cost, str)}
 
     names = [*left()]
     assert len(names) == 2 * len(TASKS) + 2  # and the cost
-    measure([str(saved)], METHODS[:1], TASKS, out=out, refusals=True, **asked)
+    measure([str(folder)], METHODS[:1], TASKS, out=out, refusals=True, **asked)
     assert left() == dict.fromkeys(names, 0)
     rows = (out / "rows.jsonl").read_text().splitlines(keepends=True)
     short = [line for line in rows if json.loads(line)["length"] == 16 and json.loads(line)["task"] == "perplexity"]
     (out / "rows.jsonl").write_text("".join(line for line in rows if line not in short))
     assert {name: count for name, count in left().items() if count} == {names[0]: 4}
-    other = grid([str(saved)], TASKS, refusals=True, **asked, seed=1)
+    other = grid([str(folder)], TASKS, refusals=True, **asked, seed=1)
     with pytest.raises(ValueError, match="seed was 0, now 1"):
-        next(plans([str(saved)], METHODS[:1], other, out=out))
-
-
-@pytest.fixture
-def saved(tmp_path: Path, tokenizer: Any) -> Path:
-    tiny_model("llama").save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+        next(plans([str(folder)], METHODS[:1], other, out=out))
 
 
 def test_the_command_prints_tables_draws_and_ends_with_what_failed(
-    saved: Path, text: str, tmp_path: Path, drawn: None
+    folder: Path, text: str, tmp_path: Path, drawn: None
 ) -> None:
-    arguments = ["compare", str(saved), "--text", text, "--lengths", "16,32", "--repeats", "3", "--json"]
+    arguments = ["compare", str(folder), "--text", text, "--lengths", "16,32", "--repeats", "3", "--json"]
     arguments += ["--task", "perplexity:target_tokens=8", "--out", str(tmp_path / "run")]
     arguments += ["--method", "full", "--method", "topk:k=4", "--method", "sinks:window=9000"]
     result = CliRunner().invoke(app, arguments)
@@ -554,8 +549,8 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
         (["--repeats", "0"], "at least 1"),
     ],
 )
-def test_wrong_input_is_one_line(arguments: list[str], said: str, saved: Path) -> None:
-    result = CliRunner().invoke(app, ["compare", str(saved), *arguments])
+def test_wrong_input_is_one_line(arguments: list[str], said: str, folder: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", str(folder), *arguments])
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

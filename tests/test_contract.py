@@ -13,7 +13,7 @@ from farspan.lm import LM, wrap
 from farspan.methods import METHODS, Composed, Method, method
 from farspan.methods.base import ATTENTION, PASSAGES, ROPE, TEMPERATURE
 
-from tiny import EXAMPLES, VOCABULARY, examples, tiny_model
+from tiny import EXAMPLES, close, examples, some_ids, tiny_model
 
 ARCHITECTURES = ["llama", "mistral", "gpt_neox", "smollm3", "gemma2"]  # plain; own window; partial; without RoPE; both
 OTHERS = ["qwen2", "qwen3", "phi3", "gemma", "olmo2", "stablelm"]
@@ -64,15 +64,7 @@ def open_lm(tokenizer: Any) -> Any:
     return build
 
 
-def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
-    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
 USUAL = some_ids(2, READ + ASKED)
-
-
-def same(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
 
 
 def nats(how: Method, lm: LM, ids: Tensor, chunk: int = 1024) -> Tensor:
@@ -129,7 +121,7 @@ def test_the_model_is_left_bit_identical_also_after_an_error(how: Method, archit
 @pytest.mark.parametrize(("how", "architecture"), NEUTRAL_EVERYWHERE, ids=str)
 def test_at_its_neutral_setting_it_equals_full(how: Method, architecture: str, open_lm: Any) -> None:
     lm = open_lm(architecture)
-    same(nats(how, lm, USUAL, chunk=32), usual_nats(FULL, lm))
+    close(nats(how, lm, USUAL, chunk=32), usual_nats(FULL, lm))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "smollm3"])
@@ -144,7 +136,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(how: Method, architec
     lm, ids = open_lm(architecture), USUAL
     once = usual_nats(how, lm)
     for chunk in (1, 7, 33) if architecture == "llama" and how in FEW else (7,):
-        same(nats(how, lm, ids, chunk), once)
+        close(nats(how, lm, ids, chunk), once)
     with how.on(lm) as reader:
         reader.chunk = 9
         if reader.incremental:
@@ -152,10 +144,10 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(how: Method, architec
             memory.read(ids[:, 30:31])
             memory.read(ids[:, 31:READ])
             assert memory.num_seen == READ
-            same(memory.score(ids[:, READ:]).nats, once)
+            close(memory.score(ids[:, READ:]).nats, once)
         as_it_reads = reader.read(ids[:, :READ])
         for i in range(0, ASKED if how.scores_as_it_reads else 0, 3):
-            same(as_it_reads.score(ids[:, READ + i : READ + i + 1]).nats, once[:, i : i + 1])
+            close(as_it_reads.score(ids[:, READ + i : READ + i + 1]).nats, once[:, i : i + 1])
             as_it_reads.read(ids[:, READ + i : READ + i + 3])
 
 
@@ -166,7 +158,7 @@ def test_one_pass_of_the_model_itself_gives_the_same(how: Method, architecture: 
     with how.on(lm), torch.no_grad():
         for cached in (False, True):
             logits = lm.model(input_ids=ids, use_cache=cached).logits[:, READ - 1 : -1].float()
-            same(-logits.log_softmax(-1).gather(-1, ids[:, READ:, None])[..., 0], ours)
+            close(-logits.log_softmax(-1).gather(-1, ids[:, READ:, None])[..., 0], ours)
 
 
 @pytest.mark.parametrize(("how", "architecture"), AND_OTHERS, ids=str)
@@ -194,7 +186,7 @@ def test_nothing_is_known_before_its_time(how: Method, architecture: str, open_l
     lm, other = open_lm(architecture), USUAL.clone()
     other[:, READ + 10 :] = some_ids(2, ASKED - 10, 1)
     given, changed = usual_nats(how, lm), nats(how, lm, other)
-    same(changed[:, :10], given[:, :10])
+    close(changed[:, :10], given[:, :10])
     assert (changed[:, 11:] - given[:, 11:]).abs().min() > 0
 
 
@@ -202,7 +194,7 @@ def test_nothing_is_known_before_its_time(how: Method, architecture: str, open_l
 def test_rows_do_not_see_each_other(how: Method, architecture: str, open_lm: Any) -> None:
     lm = open_lm(architecture)
     for row in range(2):
-        same(nats(how, lm, USUAL[row : row + 1]), usual_nats(how, lm)[row : row + 1])
+        close(nats(how, lm, USUAL[row : row + 1]), usual_nats(how, lm)[row : row + 1])
 
 
 @pytest.mark.parametrize(("how", "architecture"), EVERYWHERE, ids=str)
@@ -216,12 +208,12 @@ def test_scoring_leaves_the_memory_as_it_was_for_any_multiple_of_its_rows(
         memory = reader.read(ids)
         kept = min(memory.num_kept, how.kept_to_answer(READ))
         first = memory.score(asked).nats
-        same(memory.score(asked[2:4]).nats, first[2:4])
+        close(memory.score(asked[2:4]).nats, first[2:4])
         handle = lm.model.get_output_embeddings().register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             memory.score(asked)
         handle.remove()
-        same(memory.score(asked).nats, first)
+        close(memory.score(asked).nats, first)
         assert (memory.num_seen, memory.num_kept) == (READ, kept)
 
 
@@ -257,7 +249,7 @@ def test_it_forgets_what_it_promises_to_forget(how: Method, architecture: str, o
     with how.on(lm) as reader:
         given, other, far = (reader.read(x[:, :read]).score(x[:, read:]).nats for x in (ids, forgotten, remembered))
     # the first tokens read only each other, so tokens between them and the window are gone
-    same(other[:, 1:], given[:, 1:])
+    close(other[:, 1:], given[:, 1:])
     assert (far - given).abs().max() > 0.01
 
 

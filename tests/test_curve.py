@@ -1,6 +1,7 @@
 """The task `curve` against a naive twin of the authors' procedure, and against readers whose curve is known."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.methods import Method, method
-from farspan.record import Row, Run
+from farspan.record import Row
 from farspan.tasks.curve import BoundCurve, Curve, overlap
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
+import tiny
 from naive import naive_half
-from tiny import examples, tiny_model
+from tiny import examples, hit_prone, tiny_model
 from toys import ToyMethod, copier, counting_text, curve_of, every, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
@@ -33,18 +34,7 @@ def repetitive_text(seed: int = 0, num_documents: int = 6, length: int = 400) ->
     return Corpus(f"repetitive-{seed}", f"r{seed}", tokens, np.arange(num_documents + 1) * length)
 
 
-def hit_prone(model: Any) -> Any:
-    """The head prefers the few tokens of `repetitive_text`."""
-    with torch.no_grad():
-        model.get_output_embeddings().weight[12:] *= 0.05
-    return model
-
-
-def run_curve(
-    folder: Path, lm: Any, task: BoundCurve, how: Any, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
-) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
+run_curve = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 
 
 def assert_equals_the_naive_twin(
@@ -229,7 +219,7 @@ def test_a_perfect_copier_to_a_distance_has_exactly_its_memory_lengths(protocol:
     # the copied token is one separator and L tokens back: 120 is the last length within a distance of 121
     text = counting_text() if protocol == "nested" else counting_text(1, 5000)  # the paper's has documents joined
     lengths = (70, 100, 120, 130, 200)
-    rows = run_curve(tmp_path, toy_lm(), curve_of(text, protocol=protocol), ToyMethod(copier(121)), lengths)
+    rows = run_curve(tmp_path, toy_lm(), curve_of(text, protocol=protocol), ToyMethod(copier(121)), lengths=lengths)
     s = stats.summarise(stats.curve(rows))
     assert s.paper_fine.value == s.paper_coarse.value == 120
     assert not s.paper_fine.censored
@@ -241,7 +231,7 @@ def test_a_perfect_copier_to_a_distance_has_exactly_its_memory_lengths(protocol:
 
 
 def test_a_copier_without_end_is_censored(tmp_path: Path) -> None:
-    rows = run_curve(tmp_path, toy_lm(), curve_of(counting_text()), ToyMethod(copier(10**6)), (70, 100, 200))
+    rows = run_curve(tmp_path, toy_lm(), curve_of(counting_text()), ToyMethod(copier(10**6)), lengths=(70, 100, 200))
     s = stats.summarise(stats.curve(rows))
     for length in (s.fine, s.coarse, s.half_life, s.reach, s.paper_fine):
         assert (length.value, length.censored) == (200, True)
@@ -250,7 +240,7 @@ def test_a_copier_without_end_is_censored(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_recalls_every_fifth_token_reaches_far_but_has_no_half_life(tmp_path: Path) -> None:
-    rows = run_curve(tmp_path, toy_lm(), curve_of(counting_text()), ToyMethod(every(5)), (100, 200, 300))
+    rows = run_curve(tmp_path, toy_lm(), curve_of(counting_text()), ToyMethod(every(5)), lengths=(100, 200, 300))
     curve = stats.curve(rows)
     assert np.allclose(curve.copy, 0.2)
     assert np.allclose(curve.control, 0.0)

@@ -1,41 +1,31 @@
 """Distillation: losses equal to the authors' and to naive twins, gradients too, and a teacher that is asked once."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_train import numbered
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from farspan import hf, reader
-from farspan.cepe.model import cepe_class
 from farspan.train import distill
 from farspan.train.cepe import decoded
 from farspan.train.distill import DistillationSettings, Teacher, divergence, losses, remainder
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.progress import TrainingWatch
 
-DATA = Path(__file__).parent / "data"
+from cepe_models import authors_model
+from tiny import close
+
 VARIANTS = ("drop", "smooth", "rest", "renorm")
-
-
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Tensor]:
-    return load_file(DATA / "cepe_reference.safetensors")
 
 
 @pytest.fixture
 def authors(reference: dict[str, Tensor]) -> Any:
-    given = json.loads((DATA / "cepe_reference.json").read_text())
-    config = LlamaConfig(**given["decoder"], **given["extra"], encoder_config=given["encoder"])
-    model = cepe_class(LlamaForCausalLM)(config)
-    model.load_state_dict({key[7:]: value for key, value in reference.items() if key.startswith("mha.sd.")})
-    return model.train()
+    return authors_model(reference).train()
 
 
 def both(authors: Any, r: dict[str, Tensor], settings: DistillationSettings) -> Tensor:
@@ -100,7 +90,7 @@ def test_a_divergence_is_that_of_the_naive_twin(variant: Any) -> None:
     p = torch.cat([kept, 1 - kept.sum(-1, keepdim=True)], -1)
     given = divergence(logits.log_softmax(-1).gather(-1, index), p.log(), variant, 1e-3)
     expected = naive(logits, index, p, variant, 1e-3)
-    torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-5)
+    close(given.double(), expected)
     ours, theirs = (torch.autograd.grad(value, logits)[0] for value in (given, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 

@@ -99,8 +99,12 @@ def test_a_how_to_page_answers_with_at_most_three_commands(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
-def test_the_benchmark_of_the_how_to_pages_runs_their_commands_on_another_model(page: Path) -> None:
-    names = runpy.run_path(str(DOCS.parent / "benchmarks" / "five_questions.py"))
+def test_the_benchmark_of_the_how_to_pages_runs_their_commands_on_another_model(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = DOCS.parent / "benchmarks" / "five_questions.py"
+    monkeypatch.syspath_prepend(script.parent)  # as for a script that is run: its neighbours can be imported
+    names = runpy.run_path(str(script))
     title, written, commands = names["page_of"](page, "my/model", [("--lengths ", "--lengths 64,")])
     text = page.read_text("utf-8")
     assert text.startswith(f"# {title}\n")

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +16,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan import hf
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import BaseMemory
-from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.icl import SCORINGS, BoundIcl, Icl, predictions
 from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_own, load_set
 from farspan.text import hub, tables
 
+import tiny
 from cepe_models import tiny_cepe
 from tiny import tiny_model
 
@@ -56,9 +56,7 @@ def parts(what: BoundIcl, example: Any, length: int) -> Any:
     return example.payload.parts(what.head, length)
 
 
-def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(what, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 4} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=4)
 
 
 def text_of(tokenizer: Any, ids: np.ndarray) -> str:
@@ -540,25 +538,6 @@ def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path
     write_own(tmp_path, ".jsonl", asked="train")
     with pytest.raises(ValueError, match=r"no test or validation with one of .*there: \['train.jsonl'\]"):
         load_own(str(tmp_path), "utterance", "intent")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("icl:set=trec", "'trec' is unknown.*did you mean"),
-        ("icl:set=mr,scoring=best", "scoring 'best' is unknown"),
-        ("icl:set=mr,head=-1", "icl head: got -1"),
-        ("icl", "needs a set .set=banking77, one of sst2.* or a data set of your own"),
-        ("icl:data=folder,text=words", "label is missing"),
-        ("icl:set=mr,text=words", "set 'mr' has its own columns"),
-        ("icl:data=a,text=b,label=b", "text and label are both 'b'"),
-        ("icl:set=copy,data=folder", "icl set 'copy' is generated: leave out data=folder"),
-        ("icl:set=mr,data=", "setting 'data' of task 'icl' is empty"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        task(text)
 
 
 def test_a_question_prints_as_it_parses() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_smt import Make, counted, settings  # noqa: F401
+from test_smt import Make, settings  # noqa: F401
 from test_temperature import log_n
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -198,11 +198,7 @@ def test_the_card_of_a_model_trained_with_plain_log_n_names_the_method(short: Ma
     assert not (tmp_path / "a" / "log_n_scales.json").exists()
 
 
-def test_a_stopped_training_of_scales_ends_with_the_same(
-    short: Make,
-    counted: list[int],  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_stopped_training_of_scales_ends_with_the_same(short: Make, counted: list[int], tmp_path: Path) -> None:
     train(short("whole", "model.temperature=learned"))
     counted[:] = [0, 7]
     with pytest.raises(KeyboardInterrupt):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,13 @@ import numpy as np
 import pytest
 
 from farspan.lm import LM
-from farspan.measuring.loop import measure_cell
-from farspan.methods import method
-from farspan.record import Row, Run
 from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering
 from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
 from farspan.tasks.perplexity import BoundPerplexity
 from farspan.text import corpora
 
+import tiny
 from toys import perplexity_of
 
 INSTALLED = {name for name in ("rouge", "jieba") if importlib.util.find_spec(name)}
@@ -51,9 +50,7 @@ def write(folder: Path, name: str, rows: list[Any]) -> str:
     return str(folder)
 
 
-def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(what, method(how), lm, run, **({"lengths": (900,), "repeats": 10} | more))
+measured = partial(tiny.measured, lengths=(900,), repeats=10)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -157,23 +154,6 @@ def test_an_empty_reference_is_counted_and_not_asked(lm: LM, tmp_path: Path) -> 
     what = task(f"longbench:set=hotpotqa,view=answers,data={write(tmp_path, 'hotpotqa', rows)},new_tokens=2").on(lm, "")
     found = measured(tmp_path / "run", lm, what, repeats=2)
     assert sorted(row.status for row in found) == ["no_reference", "ok"]
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("longbench:set=hotpot", "'hotpot' is unknown.*did you mean 'hotpotqa'"),
-        ("longbench:set=dureader", "'dureader' is unknown.*view=text has qasper, "),
-        ("longbench:set=narrativeqa", r"'narrativeqa' is unknown to view=text \(view=answers has it\)"),
-        ("longbench:set=qasper,view=answers,new_tokens=0", "new_tokens = 0; at least 1"),
-        ("longbench:set=qasper,view=all", "view 'all' is unknown; known are text, answers"),
-        ("longbench:set=qasper,truncate=middle", "truncate and new_tokens belong to view=answers"),
-        ("longbench:set=qasper,view=answers,truncate=centre", "truncate = 'centre' is unknown"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        task(text)
 
 
 @pytest.mark.parametrize("view", ["text", "answers"])

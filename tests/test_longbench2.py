@@ -1,6 +1,7 @@
 """LongBench v2: made questions of its form, by likelihood against plain forwards, by generation, refusals."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import hf
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
-from farspan.record import Row, Run, read_rows
+from farspan.record import read_rows
 from farspan.tasks import task
 from farspan.tasks.longbench2 import BEGUN, LETTERS, ByLikelihood, load_items
 
+import tiny
 from tiny import tiny_model
 
 
@@ -51,9 +52,7 @@ def written(folder: Path, rows: list[Any] | None = None, name: str = "data.jsonl
     return str(path)
 
 
-def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(what, method(how), lm, run, **({"lengths": (900,), "repeats": 12} | more))
+measured = partial(tiny.measured, lengths=(900,), repeats=12)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "mistral"])
@@ -210,22 +209,6 @@ def test_questions_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_without_data_the_hubs_data_set_is_read_and_named_if_it_is_not_there(lm: LM) -> None:
     with pytest.raises(ValueError, match=r"THUDM/LongBench-v2@default:train"):
         task("longbench2").on(lm, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("longbench2:ask=letter", "ask = 'letter' is unknown; known are likelihood, generated"),
-        ("longbench2:difficulty=medium", "difficulty = 'medium' is unknown; known are easy, hard"),
-        ("longbench2:size=huge", "size = 'huge' is unknown; known are short, medium, long"),
-        ("longbench2:truncate=centre", "truncate = 'centre' is unknown"),
-        ("longbench2:new_tokens=4", "new_tokens belongs to ask=generated"),
-        ("longbench2:ask=generated,new_tokens=0", "new_tokens = 0; at least 1"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        task(text)
 
 
 def test_a_task_prints_as_it_parses() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
@@ -26,17 +26,13 @@ from farspan.tasks import task
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.text.corpora import Corpus
 
+import tiny
 from tiny import tiny_model
-from toys import perplexity_of, toy_lm
+from toys import few_tokens, perplexity_of, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma3", "falcon_h1", "jamba"]
 LENGTHS = (40, 63, 120)
 SMALL = {"short": 10, "block": 4, "alpha": 0.1, "beta": 7.0}  # of a random model, whose tokens take about 6 nats
-
-
-def few_tokens(documents: int = 4, length: int = 150) -> Corpus:
-    tokens = np.random.default_rng(0).integers(1, 12, documents * length)
-    return Corpus("few", "few", tokens, np.arange(documents + 1) * length)
 
 
 def bound(text: Corpus, targets: str = "fixed", **settings: Any) -> BoundLongPPL:
@@ -44,12 +40,7 @@ def bound(text: Corpus, targets: str = "fixed", **settings: Any) -> BoundLongPPL
     return BoundLongPPL(how=LongPPL(targets, **settings).resolved(LENGTHS, ()), text=text)
 
 
-def measured(
-    folder: Path, lm: LM, what: BoundLongPPL, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
-) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        how = method(more.pop("how", "full"))
-        return measure_cell(what, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 
 
 def nats_after(lm: LM, context: list[int], tokens: list[int]) -> list[float]:
@@ -81,7 +72,7 @@ def test_numbers_equal_plain_forwards_after_both_contexts(
     lm = wrap(tiny_model(architecture), tokenizer, "tiny")
     what = bound(few_tokens(), targets)
     lengths, repeats = ((40, 63), 1) if targets == "all" else (LENGTHS, 2)
-    rows = measured(tmp_path, lm, what, lengths, repeats, chunk=23)
+    rows = measured(tmp_path, lm, what, lengths=lengths, repeats=repeats, chunk=23)
     texts = {example.id: example.payload.tolist() for example in what.examples(lm, lengths, repeats, 0)}
     assert len(rows) == len(lengths) * repeats
     shares = []
@@ -179,7 +170,7 @@ def test_a_length_with_some_key_tokens_has_not_failed_and_the_others_count_in_th
 def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, tmp_path: Path, fed: list[int]) -> None:
     what = bound(few_tokens(), targets)
     cost = plan(what, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2)
-    measured(tmp_path / "warm", lm, what, LENGTHS[:1], repeats=1)  # the self-check
+    measured(tmp_path / "warm", lm, what, lengths=LENGTHS[:1], repeats=1)  # the self-check
     fed.clear()
     measured(tmp_path / "run", lm, what)
     assert cost.tokens == sum(fed)
@@ -317,7 +308,7 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedT
     rare.tokens[:75] = 7  # in one document only
     with torch.no_grad():
         model.model.embed_tokens.weight[7] = torch.nan
-    rows = measured(tmp_path, wrap(model, tokenizer, "broken"), bound(rare), (40, 140))
+    rows = measured(tmp_path, wrap(model, tokenizer, "broken"), bound(rare), lengths=(40, 140))
     broken = [row for row in rows if row.status == "nan"]
     assert {(row.length, row.repeat) for row in broken} == {(140, broken[0].repeat)}
     assert broken[0].reason.startswith("15 scored tokens have no finite log-probability; at 140 tokens the first")
@@ -329,13 +320,10 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedT
 
 
 @pytest.fixture
-def model(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of the test's own, with a model and a text of some thousand tokens."""
-    monkeypatch.chdir(tmp_path)
+def model(text_file: None, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A model beside the text."""
     tiny_model().save_pretrained("model")
     tokenizer.save_pretrained("model")
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
 
 
 def longppl(settings: str, *options: object) -> Any:

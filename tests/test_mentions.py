@@ -1,5 +1,6 @@
 """Mentions: what is found in texts made by hand, scores against plain forwards, and memories whose gain is known."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +14,16 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
-from farspan.record import Row, Run, read_rows
+from farspan.record import read_rows
 from farspan.tasks import mentions, task
 from farspan.tasks.mentions import BoundMentions, MentionText, Word, kind_of, words_of
 from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import load
 
+import tiny
 from tiny import tiny_model
 
 LENGTHS = (400, 700)
@@ -50,10 +51,7 @@ def bound(lm: LM, text: str, **changes: Any) -> BoundMentions:
     return BoundMentions(**(SMALL | changes), text=load(text, lm.tokenizer))
 
 
-def measured(folder: Path, lm: LM, what: BoundMentions, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        given = {"lengths": LENGTHS, "repeats": 3, "batch": 2} | more
-        return measure_cell(what, method(how), lm, run, **given)
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 
 
 # what is found
@@ -279,18 +277,6 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(
 
 
 # settings and the command
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ("distance=0", "distance = 0 is not possible: expected at least 1 token"),
-        ("target_tokens=-3", "target_tokens = -3 is not possible"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        task(f"mentions:{settings}")
 
 
 def test_default_lengths_hold_the_distance() -> None:

@@ -19,7 +19,7 @@ from farspan.methods.topk import largest
 from farspan.text import retrieval
 
 from naive import naive_llama, snapkv, streaming
-from tiny import nats_by, nats_of, open_lm, some_ids, tiny_model
+from tiny import close, nats_by, nats_of, open_lm, some_ids, tiny_model
 
 FAMILIES = [
     "llama",
@@ -39,10 +39,6 @@ FAMILIES = [
 ]
 
 
-def same(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
-
-
 W, S = 14, 3
 
 
@@ -50,21 +46,21 @@ W, S = 14, 3
 def test_sinks_are_streaming_llm_token_by_token(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
     expected = nats_of(streaming(lm.model, ids, W, S), ids[0])
-    same(nats_by(f"sinks:window={W},sinks={S}", lm, ids)[0], expected)
+    close(nats_by(f"sinks:window={W},sinks={S}", lm, ids)[0], expected)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_lambda_mask_is_lm_infinite_token_by_token(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
     expected = nats_of(streaming(lm.model, ids, W, S, ceiling=True), ids[0])
-    same(nats_by(f"lambda_mask:window={W},sinks={S}", lm, ids)[0], expected)
+    close(nats_by(f"lambda_mask:window={W},sinks={S}", lm, ids)[0], expected)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])
 def test_a_stride_is_the_cache_trimmed_every_so_many_tokens(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(1, 61)
     expected = nats_of(streaming(lm.model, ids, W, S, stride=11), ids[0])
-    same(nats_by(f"sinks:window={W},sinks={S},stride=11", lm, ids)[0], expected)
+    close(nats_by(f"sinks:window={W},sinks={S},stride=11", lm, ids)[0], expected)
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (1, 5), (2, 1), (17, 0), (17, 5)])
@@ -78,16 +74,16 @@ def test_sinks_and_the_lambda_mask_are_their_equations(window: int, sinks: int, 
         return i - j if i - window < j else min(i, sinks + window - 1) - j
 
     expected = naive_llama(lm.model, ids[0].tolist(), visible, in_cache)
-    same(nats_by(f"sinks:window={window},sinks={sinks}", lm, ids)[0], nats_of(expected, ids[0]))
+    close(nats_by(f"sinks:window={window},sinks={sinks}", lm, ids)[0], nats_of(expected, ids[0]))
     expected = naive_llama(lm.model, ids[0].tolist(), visible, lambda i, j: min(i - j, window))
-    same(nats_by(f"lambda_mask:window={window},sinks={sinks}", lm, ids)[0], nats_of(expected, ids[0]))
+    close(nats_by(f"lambda_mask:window={window},sinks={sinks}", lm, ids)[0], nats_of(expected, ids[0]))
 
 
 @pytest.mark.parametrize("k", [1, 4, 20])
 def test_top_k_is_its_equation(k: int, lm: LM) -> None:
     ids = some_ids(1, 50)
     expected = naive_llama(lm.model, ids[0].tolist(), lambda i, j: True, lambda i, j: i - j, largest=k)
-    same(nats_by(f"topk:k={k}", lm, ids)[0], nats_of(expected, ids[0]))
+    close(nats_by(f"topk:k={k}", lm, ids)[0], nats_of(expected, ids[0]))
 
 
 @pytest.mark.parametrize("factor", [1, 3])
@@ -99,7 +95,7 @@ def test_dynamic_rope_turns_all_keys_by_the_length_so_far(factor: int, lm: LM) -
         return 1.0 / (10_000.0 * scale ** (8 / 6)) ** (torch.arange(0, 8, 2) / 8)
 
     expected = naive_llama(lm.model, ids[0].tolist(), lambda i, j: True, lambda i, j: i - j, inv_freq=by_length)
-    same(nats_by(f"rope:type=dynamic,factor={factor},original={original}", lm, ids)[0], nats_of(expected, ids[0]))
+    close(nats_by(f"rope:type=dynamic,factor={factor},original={original}", lm, ids)[0], nats_of(expected, ids[0]))
 
 
 def test_in_one_layer_dynamic_rope_gives_the_last_token_what_transformers_gives_it(tokenizer: Any) -> None:
@@ -110,7 +106,7 @@ def test_in_one_layer_dynamic_rope_gives_the_last_token_what_transformers_gives_
     with torch.no_grad():
         expected = -theirs(input_ids=ids[:, :-1], use_cache=False).logits[0, -1].log_softmax(-1)[ids[0, -1]]
     lm = open_lm("llama", tokenizer, **changes)
-    same(nats_by("rope:type=dynamic,factor=2", lm, ids)[0, -1], expected)
+    close(nats_by("rope:type=dynamic,factor=2", lm, ids)[0, -1], expected)
 
 
 @pytest.mark.parametrize("architecture", [*FAMILIES[:-4], "phi", "granite"])
@@ -128,7 +124,7 @@ def test_scaled_rope_is_what_transformers_makes_of_it(kind: str, architecture: s
     theirs = tiny_model(architecture, rope_parameters=parameters, max_position_embeddings=1536)
     with torch.no_grad():
         expected = nats_of(theirs(input_ids=ids).logits[0], ids[0])
-    same(nats_by(f"rope:type={kind},factor=3", lm, ids)[0], expected)
+    close(nats_by(f"rope:type={kind},factor=3", lm, ids)[0], expected)
 
 
 def test_scaled_frequencies_are_as_published() -> None:
@@ -186,7 +182,7 @@ def test_blocks_of_queries_change_nothing_and_bound_the_scores(
         return scores
 
     monkeypatch.setattr(attention.Call, "scores", measured)
-    same(nats_by(text, lm, ids, chunk=1024), whole)
+    close(nats_by(text, lm, ids, chunk=1024), whole)
     assert max(sizes) <= 4 * 32 * 130
     assert len(sizes) >= 2 * 130 / 32
 
@@ -238,7 +234,7 @@ def test_families_that_would_be_read_wrongly_are_refused_by_name(
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "glm", "cohere"])
 def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(2, 60)
-    same(nats_by("topk:k=60", lm, ids), nats_by("full", lm, ids))
+    close(nats_by("topk:k=60", lm, ids), nats_by("full", lm, ids))
     assert (nats_by("topk:k=5", lm, ids) - nats_by("full", lm, ids)).abs().max() > 0.01
 
 
@@ -395,7 +391,7 @@ def test_replug_mixes_one_plain_forward_per_passage(lm: LM) -> None:
         memory = reader.read(*passages, weights=weights)
         assert memory.num_seen == memory.num_kept == 52
         scores = memory.score(ids)
-        same(scores.nats[0, 1:], -expected[:-1].gather(-1, ids[0, 1:, None])[:, 0])
+        close(scores.nats[0, 1:], -expected[:-1].gather(-1, ids[0, 1:, None])[:, 0])
         assert torch.equal(scores.rank[0, 1:], (expected[:-1] > expected[:-1].gather(-1, ids[0, 1:, None])).sum(-1))
         memory.read(ids)
         assert memory.generate(ids[:, :0], 1)[0] == expected[-1].argmax()
@@ -407,7 +403,7 @@ def test_replug_sets_the_head_before_every_passage(lm: LM) -> None:
     with method("replug").on(lm) as reader:
         memory = reader.read(*passages, head=head)
         assert memory.num_seen == 18
-        same(memory.score(ids).nats[0, 1:], -expected[:-1].gather(-1, ids[0, 1:, None])[:, 0])
+        close(memory.score(ids).nats[0, 1:], -expected[:-1].gather(-1, ids[0, 1:, None])[:, 0])
 
 
 def test_a_long_document_is_cut_from_its_end_and_its_tail_stands_behind_every_piece(lm: LM) -> None:
@@ -416,7 +412,7 @@ def test_a_long_document_is_cut_from_its_end_and_its_tail_stands_behind_every_pi
     expected = by_hand(lm.model, pieces, text[:, 45:], torch.full((3,), 1 / 3))
     with method("replug:piece=20,tail=15").on(lm) as reader:
         scores = reader.read(text[:, :60]).score(text[:, 60:])
-    same(scores.nats[0], -expected[14:-1].gather(-1, text[0, 60:, None])[:, 0])
+    close(scores.nats[0], -expected[14:-1].gather(-1, text[0, 60:, None])[:, 0])
 
 
 def test_replug_equals_the_reference(shared_data: Any) -> None:
@@ -480,7 +476,7 @@ def test_weights_by_words_follow_the_256_tokens_behind_the_passages(
             memory.score(later)
         memory.read(ids[:, :100])
         memory.read(ids[:, 100:])
-        same(memory.score(later).nats[0], -expected[299:-1].gather(-1, later[0, :, None])[:, 0])
+        close(memory.score(later).nats[0], -expected[299:-1].gather(-1, later[0, :, None])[:, 0])
     assert len(seen) == 1
     query, texts = seen[0]
     assert query == tokenizer.decode(ids[0, :256].tolist())
@@ -512,7 +508,7 @@ def test_an_empty_replug_memory_is_that_of_one_pass(lm: LM) -> None:
     with method("replug").on(lm) as reader:
         memory = reader.read()
         memory.read(ids[:, :10])
-        same(memory.score(ids[:, 10:]).nats, nats_by("full", lm, ids)[:, 9:])
+        close(memory.score(ids[:, 10:]).nats, nats_by("full", lm, ids)[:, 9:])
 
 
 # SnapKV
@@ -530,7 +526,7 @@ def test_snapkv_is_the_keys_chosen_one_by_one_from_whole_attention_matrices(arch
             for chunk in (1024, 9):
                 reader.chunk = chunk
                 memory = reader.read(ids[:, :read])
-                same(memory.score(ids[:, read:]).nats, expected)
+                close(memory.score(ids[:, read:]).nats, expected)
                 for layer, kept in memory.stream.reading.positions.items():
                     assert kept.tolist() == [chosen[layer] for _, chosen in each]
         assert memory.num_kept <= 39  # a window of the layer's own holds at most as many

@@ -19,9 +19,9 @@ from farspan.cepe.config import encoder_config
 from farspan.train.config import read_config
 from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings, new_encoder, train
 
+from cepe_models import authors_settings
 from tiny import tiny_model
 
-DATA = Path(__file__).parent / "data"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
 
@@ -29,15 +29,10 @@ TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of 
 # head and loss
 
 
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Tensor]:
-    return load_file(DATA / "cepe_reference.safetensors")
-
-
 @pytest.fixture
 def authors(reference: dict[str, Tensor]) -> MaskedLM:
-    given = json.loads((DATA / "cepe_reference.json").read_text())["encoder"]
-    model = MaskedLM(LlamaModel(encoder_config(LlamaConfig(**given).to_dict()))).eval()
+    config = LlamaConfig(**authors_settings()["encoder"])
+    model = MaskedLM(LlamaModel(encoder_config(config.to_dict()))).eval()
     state = {key[7:]: value for key, value in reference.items() if key.startswith("mlm.sd.")}
     assert torch.equal(state.pop("lm_head.weight"), state["model.embed_tokens.weight"])
     assert torch.equal(state.pop("lm_head.bias"), state["lm_bias"])
@@ -245,21 +240,11 @@ def test_an_encoder_begun_with_a_decoder_has_the_window_and_the_attention_of_its
 
 
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
-    settings: Callable[..., MlmSettings], monkeypatch: pytest.MonkeyPatch
+    settings: Callable[..., MlmSettings], counted: list[int]
 ) -> None:
-    import transformers
-
     whole, stopped = settings("whole"), settings("stopped")
     train(whole)
-    count, original = [0], transformers.Trainer.training_step
-
-    def training_step(*arguments: Any, **options: Any) -> Tensor:
-        count[0] += 1
-        if count[0] == 13:  # in step 7; a checkpoint was saved after step 4
-            raise KeyboardInterrupt
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4
     with pytest.raises(KeyboardInterrupt):
         train(stopped)
     train(stopped)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,11 @@ from transformers import PreTrainedTokenizerFast
 from farspan.ask import template
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
 from farspan.reader.served import served
-from farspan.record import Row, Run, read_rows
+from farspan.record import read_rows
 from farspan.report.depths import DepthReport
 from farspan.report.kinds import MEMBERS
 from farspan.report.runs import grouped, read_sources
@@ -31,6 +31,7 @@ from farspan.tasks import task
 from farspan.tasks.needle import KINDS, BoundNeedle, _mentions
 from farspan.text.corpora import Corpus, load
 
+import tiny
 from tiny import tiny_model
 
 LENGTHS = (640, 900)
@@ -60,10 +61,7 @@ def bound(lm: LM, text: str) -> Callable[..., BoundNeedle]:
     return build
 
 
-def measured(folder: Path, lm: LM, bound: BoundNeedle, **more: Any) -> list[Row]:
-    given: dict[str, Any] = {"lengths": LENGTHS, "repeats": 2, "chunk": 97} | more
-    with Run.open(folder, {}) as run:
-        return measure_cell(bound, method("full"), lm, run, **given)
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=2, chunk=97)
 
 
 # what is hidden where

@@ -1,6 +1,7 @@
 """Tests made of a user's own text: what is hidden where, and memories of which the answers are known."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,15 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
-from farspan.record import Row, Run, read_examples
-from farspan.tasks import task
+from farspan.record import read_examples
 from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, WORD, BoundOwn
 from farspan.tasks.prompts import encoded
 from farspan.text.corpora import Corpus, load
 
+import tiny
 from tiny import tiny_model
 
 LENGTHS = (400, 600, 1000)
@@ -45,9 +45,7 @@ def own(text: str, lm: LM, **changes: Any) -> BoundOwn:
     return BoundOwn(text=load(text, lm.tokenizer), **changes)
 
 
-def measured(folder: Path, lm: LM, asked: BoundOwn, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 97} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, chunk=97)
 
 
 class Knowing:
@@ -317,22 +315,6 @@ def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> No
     with pytest.raises(ValueError, match="0 different words of four letters or more"):
         own(str(tmp_path), lm).examples(lm, (400,), 1, 0)
     assert own(str(tmp_path), lm, tests="recall").examples(lm, (400,), 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("own:tests=recal", "did you mean 'recall'"),
-        ("own:pairs=0", "pairs: got 0, expected at least 1"),
-        ("own:questions=other", "questions = 'other' is unknown"),
-        ("own:tests=cloze,questions=paraphrased", "questions=paraphrased has no effect on tests=cloze"),
-        ("own:tests=recall,pairs=7", "pairs=7 has no effect on tests=recall: use tests=pairs or all, or leave it out"),
-        ("own:pairs=1,questions=paraphrased", "pairs: got 1, expected at least 2, among which"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        task(text)
 
 
 # the command

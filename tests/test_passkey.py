@@ -8,13 +8,11 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
-from farspan.record import Run
 from farspan.tasks.passkey import BoundPasskey, Passkey
 
-from tiny import tiny_model
+from tiny import measured, tiny_model
 
 LENGTHS = (300, 420)
 
@@ -51,8 +49,7 @@ def test_scores_equal_one_forward_over_everything(
 ) -> None:
     lm, task = wrap(tiny_model(architecture), tokenizer, "tiny"), BoundPasskey(depths=2)
     examples = {example.id: example.payload for example in task.examples(lm, LENGTHS, 2, 0)}
-    with Run.open(tmp_path / "run", {}) as run:
-        rows = measure_cell(task, method("full"), lm, run, lengths=LENGTHS, repeats=2, chunk=97)
+    rows = measured(tmp_path / "run", lm, task, lengths=LENGTHS, repeats=2, chunk=97)
     assert len(rows) == 2 * 2 * 2
     for row in rows:
         prompt = examples[row.example]

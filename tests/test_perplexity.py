@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,45 +16,27 @@ from transformers import PreTrainedTokenizerFast
 from farspan import stats
 from farspan.lm import LM, load, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.reader import Scores
-from farspan.record import Row, Run, read_rows
+from farspan.record import Row, read_rows
 from farspan.report import perplexity as report
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
-from tiny import tiny_model
-from toys import counting_text, perplexity_of, toy_lm
+import tiny
+from tiny import hit_prone, tiny_model
+from toys import counting_text, few_tokens, perplexity_of, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
 LENGTHS = (20, 33, 100)
 KINDS = [("fixed", None), ("last", None), ("all", None), ("all", 7)]
 
 
-def few_tokens(documents: int = 4, length: int = 150) -> Corpus:
-    """Few different tokens, so that a model of random weights hits some of them."""
-    tokens = np.random.default_rng(0).integers(1, 12, documents * length)
-    return Corpus("few", "few", tokens, np.arange(documents + 1) * length)
-
-
-def hit_prone(model: Any) -> Any:
-    """The head prefers the few tokens of `few_tokens`."""
-    with torch.no_grad():
-        model.get_output_embeddings().weight[12:] *= 0.05
-    return model
-
-
-def measured(
-    folder: Path, lm: LM, task: BoundPerplexity, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
-) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        how = method(more.pop("how", "full"))
-        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 
 
 def naive_nats(lm: LM, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,7 +112,7 @@ def test_numbers_equal_the_naive_pass_on_a_real_model_and_a_real_book(
 def test_numbers_do_not_depend_on_the_chunk_or_the_batch(targets: str, lm: LM, tmp_path: Path) -> None:
     task = perplexity_of(few_tokens(), targets, target_tokens=15)
     ways = [{"chunk": 1024, "batch": 1}, {"chunk": 7, "batch": 3}, {"chunk": 1, "batch": 2}]
-    first, *others = (measured(tmp_path / str(i), lm, task, LENGTHS[:2], **way) for i, way in enumerate(ways))
+    first, *others = (measured(tmp_path / str(i), lm, task, lengths=LENGTHS[:2], **way) for i, way in enumerate(ways))
     for rows in others:
         other = {row.key: row.scores for row in rows}
         for row in first:
@@ -149,7 +132,7 @@ def test_other_methods_say_the_same_whatever_lengths_were_read_before(how: str, 
         for before, after in zip(sorted(together, key=by_cell), sorted(again, key=by_cell), strict=True):
             assert before.key == after.key
             assert after.scores["nats"] == pytest.approx(before.scores["nats"], abs=1e-5)
-        full = measured(tmp_path / f"{targets}-full", lm, task, (100,), repeats=2)
+        full = measured(tmp_path / f"{targets}-full", lm, task, lengths=(100,), repeats=2)
         longest = [
             max(abs(a.scores["nats"] - b.scores["nats"]) for a, b in zip(*map(at_100, (again, full)), strict=True))
         ]
@@ -276,7 +259,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(kept: int, targets: str, lm: 
 def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, tmp_path: Path, fed: list[int]) -> None:
     task = perplexity_of(few_tokens(), targets, target_tokens=15)
     cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
-    measured(tmp_path / "warm", lm, task, LENGTHS[:1], repeats=1)  # the self-check
+    measured(tmp_path / "warm", lm, task, lengths=LENGTHS[:1], repeats=1)  # the self-check
     fed.clear()
     measured(tmp_path / "run", lm, task)
     assert cost.tokens == sum(fed)
@@ -396,21 +379,13 @@ def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeniz
     return folder
 
 
-@pytest.fixture
-def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of the test's own, with a text of some thousand tokens."""
-    monkeypatch.chdir(tmp_path)
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
-
-
 def perplexity(model: Path | str, *options: object) -> Any:
     """A small measurement into run/, whose options later ones override."""
     small = ("--text", "text.txt", "--lengths", "16,32,64", "--repeats", 3, "--target-tokens", 8)
     return farspan("perplexity", model, *small, "--device", "cpu", "--out", "run", *options)
 
 
-@pytest.mark.usefixtures("_text", "drawn")
+@pytest.mark.usefixtures("text_file", "drawn")
 def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
     result = perplexity(model, "--method", "full", "--method", "sinks:window=20,sinks=2", "--json")
     assert result.exit_code == 0, result.output
@@ -429,7 +404,7 @@ def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
     assert {len(found) for found in by_target.values()} == {1}
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_all_tokens_come_with_a_table_by_position(model: Path) -> None:
     options = ("--text", "text.txt", "--lengths", "100,200", "--repeats", 2, "--device", "cpu", "--out", "run")
     result = farspan("perplexity", model, *options, "--targets", "all")
@@ -438,7 +413,7 @@ def test_all_tokens_come_with_a_table_by_position(model: Path) -> None:
     assert "64 to 127" in result.stdout
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_repeating_the_command_measures_nothing_again(model: Path) -> None:
     perplexity(model)
     before = Path("run/rows.jsonl").read_bytes()
@@ -447,14 +422,14 @@ def test_repeating_the_command_measures_nothing_again(model: Path) -> None:
     assert "seed was 0, now 1" in refused(perplexity(model, "--seed", 1))
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_a_plan_measures_nothing(model: Path) -> None:
     (cost,) = last_line(perplexity(model, "--plan", "--json"))["plans"]
     assert cost["tokens"] == 3 * (16 + 32 + 64)  # the separator in, the last token only asked for
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -472,7 +447,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(model: Path, options: tuple
     assert len(result.stderr.strip().splitlines()) == 1 or "Loading" in result.stderr
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_lengths_that_fail_are_said_and_drawn_and_end_the_command_in_failure(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

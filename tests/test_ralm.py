@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,16 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
-from farspan.record import Row, Run, read_examples
+from farspan.record import Row, read_examples
 from farspan.report.cells import cells
 from farspan.tasks import task
 from farspan.tasks.ralm import BoundRalm, Ralm
 from farspan.text.corpora import load
 from farspan.text.retrieval import build
 
+import tiny
 from cepe_models import tiny_cepe
 from tiny import tiny_model
 
@@ -49,9 +50,7 @@ def ralm(documents: Path, lm: LM, found: str = "found", **changes: Any) -> Bound
     return BoundRalm(index=str(index.folder), opened=index, text=text, **(SMALL | changes))
 
 
-def measured(folder: Path, lm: LM, asked: BoundRalm, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 23} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, chunk=23)
 
 
 def naive(lm: LM, before: list[int], scored: list[int]) -> torch.Tensor:
@@ -285,22 +284,6 @@ def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
     assert (three.low, three.high) == pytest.approx((np.exp(np.mean(nats) - half), np.exp(np.mean(nats) + half)))
     assert (none.length, one.length, three.n, three.statuses) == (0, 1, 3, {})
     assert three.details == {"accuracy": pytest.approx(np.mean([r.scores["accuracy"] for r in rows if r.length == 3]))}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("ralm", "needs index"),
-        ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
-        ("ralm:index=x,weights=bm25", "weights = 'bm25' is unknown; known are method, retriever"),
-        ("ralm:index=x,overlap=-1", "overlap at least 0"),
-        ("ralm:index=x,passages=drawn", "passages = 'drawn' is unknown; known are found, random"),
-        ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        task(text)
 
 
 def test_settings_are_written_as_they_are_parsed() -> None:

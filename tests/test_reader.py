@@ -18,7 +18,7 @@ from farspan.reader.memory import PlainMemory
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy
-from tiny import VOCABULARY, tiny_model
+from tiny import VOCABULARY, open_lm, some_ids, tiny_model
 
 CHUNKED = [
     "llama",
@@ -36,14 +36,6 @@ CHUNKED = [
     "nanochat",
 ]
 MISLED_BY_CHUNKS = ["mamba", "falcon_mamba", "recurrent_gemma", "jamba"]
-
-
-def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
-    return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
-
-
-def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
-    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def plain_scores(model: Any, text: Tensor, start: int) -> tuple[Tensor, Tensor]:

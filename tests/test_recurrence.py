@@ -227,25 +227,6 @@ def test_a_batch_in_pieces_trains_as_the_whole(settings: Callable[..., LmSetting
 
 
 @pytest.fixture
-def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """The user presses Ctrl-C at a forward, from now on; the list counts forwards."""
-
-    def at(forward: int) -> list[int]:
-        forwards, original = [0], transformers.Trainer.training_step
-
-        def training_step(*arguments: Any, **options: Any) -> Tensor:
-            forwards[0] += 1
-            if forwards[0] == forward:
-                raise KeyboardInterrupt
-            return original(*arguments, **options)
-
-        monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
-        return forwards
-
-    return at
-
-
-@pytest.fixture
 def further(settings: Callable[..., LmSettings], tmp_path: Path) -> Callable[..., LmSettings]:
     """A training that goes on with the model of another one: `further("name", "table.key=value", ...)`."""
     train(first := settings("first", "trainer.steps=2"))
@@ -280,15 +261,15 @@ def test_a_training_does_not_continue_from_a_base_model_that_has_changed(further
 
 
 def test_a_training_further_stopped_and_repeated_ends_with_the_same_weights(
-    further: Callable[..., LmSettings], interrupted_at: Callable[[int], list[int]]
+    further: Callable[..., LmSettings], counted: list[int]
 ) -> None:
     whole, stopped = (further(out, "trainer.steps=4", "trainer.save_every=2") for out in ("whole", "stopped"))
     train(whole)
-    forwards = interrupted_at(4)
+    counted[:] = [0, 4]
     with pytest.raises(KeyboardInterrupt):
         train(stopped)
     train(stopped)
-    assert forwards[0] == 4 + 2
+    assert counted[0] == 4 + 2
     assert_same_weights(stopped, whole)
 
 
@@ -329,15 +310,15 @@ def test_a_start_of_another_kind_is_refused(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
-    settings: Callable[..., LmSettings], workers: int, interrupted_at: Callable[[int], list[int]]
+    settings: Callable[..., LmSettings], workers: int, counted: list[int]
 ) -> None:
     whole, stopped = (settings(out, f"trainer.workers={workers}") for out in ("whole", "stopped"))
     train(whole)
-    forwards = interrupted_at(13)  # in step 7; a checkpoint was saved after step 4, 8 forwards
+    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4, 8 forwards
     with pytest.raises(KeyboardInterrupt):
         train(stopped)
     train(stopped)
-    assert forwards[0] == 13 + 2 * 12 - 8
+    assert counted[0] == 13 + 2 * 12 - 8
     assert_same_weights(stopped, whole)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_smt import Make, counted, losses, settings  # noqa: F401
+from test_smt import Make, losses, settings  # noqa: F401
 from test_smt_rows import numbered, plan
 
 import farspan
@@ -219,7 +219,7 @@ def every_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_training_mines_once_and_a_stopped_one_continues_with_the_same_rows(
     settings: Make,  # noqa: F811
-    counted: list[int],  # noqa: F811
+    counted: list[int],
     every_place: list[int],
     tmp_path: Path,
 ) -> None:

@@ -32,13 +32,7 @@ WINDOW = 48  # tokens, of the tiny models here
 SMALL: dict[str, Any] = {"lengths": (12, 60), "repeats": 3, "warmup": 2, "scored": 4, "evaluations": 4, "max_nats": 9.0}
 
 
-@pytest.fixture(autouse=True)
-def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A working directory of the test's own, with a text."""
-    monkeypatch.chdir(tmp_path)
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(300)))
-    return "text.txt"
+pytestmark = pytest.mark.usefixtures("text_file")
 
 
 @pytest.fixture

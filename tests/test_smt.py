@@ -288,21 +288,6 @@ def test_weights_that_deepspeed_has_rounded_are_not_saved_as_if_they_were_not() 
 # stopped and repeated
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts the forwards of trainings; `counted[1]` is the forward at which the user presses Ctrl-C."""
-    counts, original = [0, -1], TermsTrainer.training_step
-
-    def training_step(*arguments: Any, **options: Any) -> Tensor:
-        counts[0] += 1
-        if counts[0] == counts[1]:
-            raise KeyboardInterrupt
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(TermsTrainer, "training_step", training_step)
-    return counts
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_a_training_stopped_and_repeated_ends_with_the_same_losses_and_weights(
     settings: Make, counted: list[int], family: str, tmp_path: Path

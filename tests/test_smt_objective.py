@@ -11,7 +11,7 @@ from farspan import reader
 from farspan.train.objective import NOT_A_TARGET, decoded, terms
 from farspan.train.preflight import memory_effect, preflight
 
-from tiny import VOCABULARY, tiny_model
+from tiny import VOCABULARY, close, tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox", "phi3", "granite", "cohere", "gpt2"]
 MEMORY = [0, 4, 10, 11, 30, 31, 32, 57]
@@ -77,7 +77,7 @@ def test_the_objective_is_equations_2_and_3(family: str, attention: str) -> None
     (expected["sparse"] + 0.5 * expected["window"]).backward()
     theirs = gradients(model)
     for name in ("sparse", "window"):
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5)
+        close(found[name], expected[name])
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
@@ -88,7 +88,7 @@ def test_groups_of_different_lengths_are_read_one_by_one() -> None:
     given = {"sparse": rows(POSITIONS, 8), "window": rows(list(range(11)), 10, seed=1)}
     found = terms(model, model, given)
     for name in given:
-        torch.testing.assert_close(found[name], naive_term(model, given[name]), rtol=1e-5, atol=1e-5)
+        close(found[name], naive_term(model, given[name]))
 
 
 def test_groups_of_one_length_are_read_together() -> None:

@@ -1,4 +1,4 @@
-"""Tasks and methods as text: what is written is parsed to the same settings."""
+"""Tasks and methods as text: what is written is parsed to the same settings, what cannot be is refused."""
 
 from dataclasses import MISSING, fields
 from types import NoneType
@@ -25,6 +25,51 @@ CHOICES = {  # values of settings that take one of a few words
 }  # fmt: skip
 NUMBERS = ["0", "1", "2", "7", "64", "3000", "12345678901234567890"]
 FLOATS = [*NUMBERS, "0.5", "0.25", "1e-7", "2.5e20", "1e16", "inf", "nan", "-0"]
+REFUSED = [  # those of needles are in test_needle
+    ("icl:set=trec", "'trec' is unknown.*did you mean"),
+    ("icl:set=mr,scoring=best", "scoring 'best' is unknown"),
+    ("icl:set=mr,head=-1", "icl head: got -1"),
+    ("icl", "needs a set .set=banking77, one of sst2.* or a data set of your own"),
+    ("icl:data=folder,text=words", "label is missing"),
+    ("icl:set=mr,text=words", "set 'mr' has its own columns"),
+    ("icl:data=a,text=b,label=b", "text and label are both 'b'"),
+    ("icl:set=copy,data=folder", "icl set 'copy' is generated: leave out data=folder"),
+    ("icl:set=mr,data=", "setting 'data' of task 'icl' is empty"),
+    ("longbench:set=hotpot", "'hotpot' is unknown.*did you mean 'hotpotqa'"),
+    ("longbench:set=dureader", "'dureader' is unknown.*view=text has qasper, "),
+    ("longbench:set=narrativeqa", r"'narrativeqa' is unknown to view=text \(view=answers has it\)"),
+    ("longbench:set=qasper,view=answers,new_tokens=0", "new_tokens = 0; at least 1"),
+    ("longbench:set=qasper,view=all", "view 'all' is unknown; known are text, answers"),
+    ("longbench:set=qasper,truncate=middle", "truncate and new_tokens belong to view=answers"),
+    ("longbench:set=qasper,view=answers,truncate=centre", "truncate = 'centre' is unknown"),
+    ("longbench2:ask=letter", "ask = 'letter' is unknown; known are likelihood, generated"),
+    ("longbench2:difficulty=medium", "difficulty = 'medium' is unknown; known are easy, hard"),
+    ("longbench2:size=huge", "size = 'huge' is unknown; known are short, medium, long"),
+    ("longbench2:truncate=centre", "truncate = 'centre' is unknown"),
+    ("longbench2:new_tokens=4", "new_tokens belongs to ask=generated"),
+    ("longbench2:ask=generated,new_tokens=0", "new_tokens = 0; at least 1"),
+    ("mentions:distance=0", "distance = 0 is not possible: expected at least 1 token"),
+    ("mentions:target_tokens=-3", "target_tokens = -3 is not possible"),
+    ("own:tests=recal", "did you mean 'recall'"),
+    ("own:pairs=0", "pairs: got 0, expected at least 1"),
+    ("own:questions=other", "questions = 'other' is unknown"),
+    ("own:tests=cloze,questions=paraphrased", "questions=paraphrased has no effect on tests=cloze"),
+    ("own:tests=recall,pairs=7", "pairs=7 has no effect on tests=recall: use tests=pairs or all, or leave it out"),
+    ("own:pairs=1,questions=paraphrased", "pairs: got 1, expected at least 2, among which"),
+    ("qa", "needs data"),
+    ("qa:data=x,shots=-1", "shots must be at least 0"),
+    ("qa:data=x,weights=y", "weights = 'y'"),
+    ("ralm", "needs index"),
+    ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
+    ("ralm:index=x,weights=bm25", "weights = 'bm25' is unknown; known are method, retriever"),
+    ("ralm:index=x,overlap=-1", "overlap at least 0"),
+    ("ralm:index=x,passages=drawn", "passages = 'drawn' is unknown; known are found, random"),
+    ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
+    ("zeroscrolls:set=qsum", "'qsum' is unknown.*did you mean 'qmsum'"),
+    ("zeroscrolls:set=qmsum,truncate=left", "truncate = 'left' is unknown"),
+    ("zeroscrolls:set=qmsum,new_tokens=0", "new_tokens = 0; at least 1"),
+    ("zeroscrolls", "needs set"),
+]
 
 
 def values_of(name: str, hint: Any) -> Any:
@@ -89,3 +134,9 @@ def test_what_is_parsed_is_written_so_that_it_is_parsed_to_the_same(name: str) -
 def test_a_task_has_one_name(one: Any, text: str) -> None:
     assert str(one) == text
     assert task(text) == one
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED)
+def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        task(text)

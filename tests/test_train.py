@@ -579,21 +579,6 @@ def test_impossible_settings_are_refused(
 # stopped and repeated
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts the forwards of trainings; `counted[1]` is the forward at which the user presses Ctrl-C."""
-    counts, original = [0, -1], transformers.Trainer.training_step
-
-    def training_step(*arguments: Any, **options: Any) -> Tensor:
-        counts[0] += 1
-        if counts[0] == counts[1]:
-            raise KeyboardInterrupt
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
-    return counts
-
-
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
     settings: Callable[..., LmSettings], counted: list[int], name: str

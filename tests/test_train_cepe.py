@@ -35,7 +35,7 @@ from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSetting
 from farspan.train.progress import TrainingWatch
 
 from cepe_models import added_parameters, tiny_encoder
-from tiny import tiny_model
+from tiny import close, tiny_model
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 
@@ -351,7 +351,7 @@ def test_the_loss_is_that_of_the_models_own_forward(settings: Callable[..., Any]
     }
     given = terms(lm.model, lm.model, batch)["nats"]
     expected = lm.model(**batch).loss
-    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
+    close(given, expected)
     trained = [p for p in lm.model.parameters() if p.requires_grad]
     for one, other in zip(*(torch.autograd.grad(loss, trained) for loss in (given, expected)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

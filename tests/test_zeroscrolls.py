@@ -1,6 +1,7 @@
 """Documents and answers: made rows of every form, prompts word for word, plain generation, and real meetings."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
-from farspan.record import Row, Run
 from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering, Item
 from farspan.tasks.prompts import line_ends, pieces
 from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, ZeroScrolls, load_items
 
+import tiny
 from cepe_models import tiny_cepe
 from tiny import tiny_model
 
@@ -56,9 +56,7 @@ def made(documents: list[str] | None = None, truncate: str = "none", omitted: st
     return BoundZeroScrolls("qasper", items, Answering(**({"new_tokens": 6} | how)), truncate, omitted)
 
 
-def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(what, method(how), lm, run, **({"lengths": (300,), "repeats": 4} | more))
+measured = partial(tiny.measured, lengths=(300,), repeats=4)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -382,20 +380,6 @@ def test_real_tokenizers_end_lines(shared_data: Path) -> None:
 def test_rows_that_are_not_the_sets_are_refused(name: str, rows: list[Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=problem):
         load_items(name, write(tmp_path / "x.jsonl", rows))
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("zeroscrolls:set=qsum", "'qsum' is unknown.*did you mean 'qmsum'"),
-        ("zeroscrolls:set=qmsum,truncate=left", "truncate = 'left' is unknown"),
-        ("zeroscrolls:set=qmsum,new_tokens=0", "new_tokens = 0; at least 1"),
-        ("zeroscrolls", "needs set"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        task(text)
 
 
 def test_too_few_examples_are_refused(lm: LM) -> None:

@@ -136,6 +136,12 @@ def counting_text(num_documents: int = 12, length: int = 400) -> Corpus:
     return Corpus("counting", "counting", tokens, np.arange(num_documents + 1) * length)
 
 
+def few_tokens(documents: int = 4, length: int = 150) -> Corpus:
+    """Few different tokens, so that a model of random weights hits some of them."""
+    tokens = np.random.default_rng(0).integers(1, 12, documents * length)
+    return Corpus("few", "few", tokens, np.arange(documents + 1) * length)
+
+
 def curve_of(target: Corpus, prefix: Corpus | None = None, protocol: str = "nested", **options: Any) -> BoundCurve:
     """The forgetting curve of texts that are there; the tokens of a probe matter only to that protocol."""
     if protocol != "probe":

@@ -2,10 +2,8 @@
 does, also after a kill."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 import farspan
 
 from cepe_models import tiny_encoder
+from engines import TIMEOUT, losses, signalled, train
 from tiny import tiny_model
 
-TIMEOUT = 1000  # seconds
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 TRAINED = """
 [optimizer]
@@ -53,20 +51,6 @@ heads = 2
 window = 32
 evaluate_every = 3
 """
-KILLER = """
-import os, signal
-from farspan.cli import main
-from farspan.train.terms_trainer import TermsTrainer
-step = TermsTrainer.training_step
-
-def training_step(trainer, *others, **named):
-    if trainer.state.global_step == 4:  # a checkpoint was saved after step 3
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(trainer, *others, **named)
-
-TermsTrainer.training_step = training_step
-main()
-"""
 
 pytestmark = pytest.mark.timeout(3 * TIMEOUT)
 
@@ -81,7 +65,8 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "a.toml").write_text(LINES)
     (tmp_path / "mlm.toml").write_text(ENCODER_LINES)
-    (tmp_path / "killer.py").write_text(KILLER)
+    killer = signalled("trainer.state.global_step == 4")  # a checkpoint was saved after step 3
+    (tmp_path / "killer.py").write_text(killer)
     return tmp_path
 
 
@@ -95,19 +80,7 @@ def run(
     chosen = [f"out={folder / out}", *(f"{key}={folder / name}" for key, name in names.items())]
     chosen += [f"data.text={folder / 'a.jsonl'}", f"trainer.micro_batch={2 // processes}"]
     chosen += [f"trainer.engine={engine}", *overrides]
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += [script] if script else ["-m", "farspan"]
-    config = folder / ("mlm.toml" if recipe == "mlm" else "a.toml")
-    command += ["train", recipe, str(config), *(part for one in chosen for part in ("--set", one))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT)
-
-
-def losses(folder: Path, out: str) -> list[float]:
-    log = [json.loads(line) for line in (folder / out / "log.jsonl").read_text().splitlines()]
-    return [entry["loss"] for entry in log if "loss" in entry]
+    return train(recipe, folder / ("mlm.toml" if recipe == "mlm" else "a.toml"), chosen, processes, script)
 
 
 def assert_trained_alike(folder: Path, one: str, other: str) -> None:

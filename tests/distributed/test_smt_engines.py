@@ -1,11 +1,8 @@
 """Sparse Memory Training on two processes, `make test-distributed`: each engine is the one in use, and ends where one
 process does."""
 
-import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,24 +11,11 @@ from test_smt import LINES, SENTENCE
 from torch import Tensor, testing
 from transformers import PreTrainedTokenizerFast
 
+from engines import TIMEOUT, TORCHRUN, losses, signalled, train
 from tiny import tiny_model
 
-TIMEOUT = 1000  # seconds
-KILLER = """
-import os, signal, sys
-from farspan.cli import main
-from farspan.train.terms_trainer import TermsTrainer
-step = TermsTrainer.training_step
-
-def training_step(trainer, *others, **named):
-    if trainer.state.global_step == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(trainer, *others, **named)
-
-TermsTrainer.training_step = training_step
-main()
-"""
-TERMINATED_IN_ONE = KILLER.replace("== 6", '== 4 and os.environ["RANK"] == "1"').replace("SIGKILL", "SIGTERM")
+KILLER = signalled("trainer.state.global_step == 6")
+TERMINATED_IN_ONE = signalled('trainer.state.global_step == 4 and os.environ["RANK"] == "1"', "SIGTERM")
 
 pytestmark = pytest.mark.timeout(2 * TIMEOUT)
 
@@ -55,21 +39,12 @@ def run(
     *overrides: str,
     processes: int = 2,
     script: str | None = None,
-    launcher: tuple[str, ...] = ("torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+    launcher: tuple[str, ...] = TORCHRUN,
 ) -> subprocess.CompletedProcess[str]:
     chosen = [f"out={folder / out}", f"model.name={folder / 'model'}", f"data.text={folder / 'text'}"]
     # rows whose number of predicted tokens does not vary, so that a mean of means is the mean; two forwards a step
     chosen += ["smt.first_target=keep", "trainer.batch=4", f"trainer.micro_batch={2 // processes}", *overrides]
-    command = [sys.executable, *(("-m", *launcher) if processes > 1 else ())]
-    command += [script] if script else ["-m", "farspan"]
-    command += ["train", "smt", str(folder / "a.toml"), *(part for one in chosen for part in ("--set", one))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT)
-
-
-def losses(folder: Path, out: str) -> list[float]:
-    log = [json.loads(line) for line in (folder / out / "log.jsonl").read_text().splitlines()]
-    return [entry["loss"] for entry in log if "loss" in entry]
+    return train("smt", folder / "a.toml", chosen, processes, script, launcher)
 
 
 def weights(folder: Path, out: str) -> dict[str, Tensor]:
