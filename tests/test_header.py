@@ -76,7 +76,7 @@ UNRECORDED = {"settings": {"imported": "file"}, "models": {}, "sessions": []}
 @pytest.mark.parametrize(
     ("task", "asked", "scores", "quality"),
     [
-        ("curve", CURVE, {"copy": 1.0}, "copy accuracy"),
+        ("curve", CURVE, {"copy": 1.0, "control": 0.5}, "copied beyond guessing"),
         ("perplexity", {"targets": "all", "text": "books"}, {"nats": 1.0}, "perplexity"),
     ],
 )

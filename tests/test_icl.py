@@ -463,7 +463,7 @@ def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -
         return SimpleNamespace(features=features, to_list=lambda: [{"text": "a", "intent": 1}])
 
     monkeypatch.setattr(hub, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(hub, "offline", lambda: False)
+    monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
     options, shown, _ = load_set("clinic150", None)
     assert (options, options[shown[0].label]) == (("age limit", "oos"), "oos")
     assert asked == [(("clinc/clinc_oos", "plus"), {"split": split}) for split in ("train", "validation")]

@@ -47,7 +47,12 @@ def expected(run: Path, method: str) -> Logged:
             for name, value in {one.name: one.value, **ends, **one.details}.items():
                 if value is not None:
                     found.setdefault(f"eval/{one.group.task}/{name}", {})[one.length or 0] = value
-    assert {"eval/curve/half_life", "eval/curve/copy_accuracy", "eval/curve/control"} <= found.keys()
+    assert {
+        "eval/curve/half_life",
+        "eval/curve/copied_beyond_guessing",
+        "eval/curve/copy",
+        "eval/curve/control",
+    } <= found.keys()
     assert set(found["eval/perplexity/accuracy"]) == set(LENGTHS)
     return found
 
@@ -350,7 +355,7 @@ def test_a_training_shows_its_curves_in_trackers(trainer: Any, curves: Any, tmp_
         history = logged(training.state.log_history, f"farspan/{name}")
         assert history == pytest.approx(wanted[f"train/farspan/{name}"], abs=1e-4)
         wanted[f"train/farspan/{name}"] = history  # rounded
-    assert len(wanted) == 5 + 2 * len(source.header["settings"]["lengths"])
+    assert len(wanted) == 5 + 3 * len(source.header["settings"]["lengths"])
     assert not [name for entry in training.state.log_history for name in entry if "copy" in name]
     if "tensorboard" in installed:
         (folder,) = (tmp_path / "out" / "runs").iterdir()

@@ -557,7 +557,7 @@ def test_what_is_measured_is_reported(
     assert list(told) == [0, 2, 4]
     assert all(
         {"farspan/perplexity_24", "farspan/perplexity_48", "farspan/half_life", "farspan/reach"} <= found
-        and any(name.startswith("farspan/copy_accuracy_") for name in found)
+        and any(name.startswith("farspan/copied_beyond_guessing_") for name in found)
         for found in told.values()
     )
     assert shown == [(f"train/farspan/{task}", step) for step in (0, 2, 4) for task in ("perplexity", "curve")]

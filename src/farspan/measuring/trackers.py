@@ -93,7 +93,7 @@ def reporters(callbacks: Iterable[TrainerCallback]) -> list[TrainerCallback]:
 
 
 def at_each_length(numbers: Iterable[Number]) -> dict[str, float]:
-    """Return numbers by name and length, such as `copy_accuracy_256`, those without a length by name."""
+    """Return numbers by name and length, such as `control_256`, those without a length by name."""
     found = {}
     for one in numbers:
         found[one.id] = one.value

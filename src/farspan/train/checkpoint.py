@@ -127,24 +127,27 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
     return folder / f"checkpoint-{whole}" if whole else None
 
 
-def refuse_other_text_or_base(folder: Path, corpus: Corpus, base: str | None, *, continues: bool) -> None:
+def refuse_other_text_or_base(folder: Path, corpus: Corpus | None, base: str | None, *, continues: bool) -> None:
     """Record what a training began with in its folder of checkpoints, or compare it if the training continues: the hash
-    of its text, and the fingerprint of the model that it started from.
+    of its text, and the fingerprint of the model that it started from. None: it depends on none.
 
     Raises:
         ValueError: the text, its tokenizer or the model has changed since the training began.
     """
-    now = {TEXT: corpus.hash} | ({BASE: base} if base is not None else {})
-    named = {TEXT: f"text {corpus.name!r} or its tokenizer", BASE: "the model that is trained"}
-    for name, value in now.items():
+    now = {}
+    if corpus is not None:
+        now[TEXT] = f"text {corpus.name!r} or its tokenizer", corpus.hash
+    if base is not None:
+        now[BASE] = "the model that is trained", base
+    for name, (what, value) in now.items():
         file = folder / name
         if continues and file.exists() and (before := file.read_text()) != value:
             raise ValueError(
-                f"{named[name]} has changed since the training in {folder.parent} began: its hash is {value}, expected "
+                f"{what} has changed since the training in {folder.parent} began: its hash is {value}, expected "
                 f"{before}. Restore it, or train into another folder (out)"
             )
     if is_first_process():
-        for name, value in now.items():
+        for name, (_, value) in now.items():
             files.write(folder / name, value)
 
 

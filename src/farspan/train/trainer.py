@@ -272,9 +272,11 @@ def run(
         **options,
     )
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
-    checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, rows.corpus, base, continues=checkpoint is not None)
-    if checkpoint and before.global_step == how.steps:
-        trainer.restore(checkpoint, before)
+    finished = checkpoint if before.global_step == how.steps else None
+    text = rows.corpus if finished is None else None  # nothing of it is read any more
+    checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, text, base, continues=checkpoint is not None)
+    if finished is not None:
+        trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
