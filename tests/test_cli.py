@@ -223,7 +223,7 @@ def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
 
 def test_a_plan_prints_the_weights_and_how_to_get_a_time(models: Path) -> None:
     said = " ".join(curve(models / "llama", "--plan").stdout.split())
-    assert f"{models / 'llama'}: weights 0.000141 GiB, beside this memory" in said
+    assert f"{models / 'llama'}: the weights need a further 0.000141 GiB" in said
     assert "time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12" in said
     (plan,) = last_line(curve(models / "llama", "--plan", "--tflops", "1e-9", "--json"))["plans"]
     assert plan["seconds"] == pytest.approx(plan["flops"] / 1e3)
@@ -340,7 +340,7 @@ def test_runs_become_a_page(models: Path) -> None:
     ("options", "said"),
     [
         (("--depths", "0,1.5"), "from 0, the beginning of the text, which gives the curve, to at most 1"),
-        (("--depths", "3", *PROBE, "--lengths", "4,16"), "has no depths"),
+        (("--depths", "3", *PROBE, "--lengths", "4,16"), "is too short for depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),
         (("--minutes", 1), "needs --lengths auto"),
@@ -617,7 +617,7 @@ def test_depths_that_no_length_has_are_refused_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("farspan.measuring.loader.load", lambda *_, **__: pytest.fail("loaded"))
     said = refused(curve(models / "llama", "--depths", 3, *PROBE, "--lengths", "4,16"))
-    assert "a length of 4 has no depths: the 6 tokens of --warmup and --scored fill it" in said
+    assert "a length of 4 is too short for depths: --warmup and --scored need 6 tokens" in said
     assert "depths need --protocol probe" in refused(curve(models / "llama", "--depths", 3, "--protocol", "nested"))
     for number in ("", 0, 1, 10**6):
         assert "from 2 to 1,000" in refused(curve(models / "llama", "--depths", number))

@@ -199,7 +199,7 @@ def test_nested_lengths_are_prefixes_and_controls_go_round_the_targets() -> None
 
 
 def test_nested_needs_another_target_for_its_control() -> None:
-    with pytest.raises(ValueError, match="--repeats 2"):
+    with pytest.raises(ValueError, match="repeats: got 1, expected at least 2"):
         curve_of(counting_text()).examples(toy_lm(), (10,), 1, seed=0)
 
 

@@ -235,7 +235,7 @@ def test_the_data_set_of_a_text_has_no_part_and_no_split(name: str, dataset: str
     for row in number.member.rows:
         row.settings["target_text"] = row.settings["text"] = name
     if dataset is None:
-        with pytest.raises(ValueError, match="name one with --dataset OWNER/NAME"):
+        with pytest.raises(ValueError, match="name a data set with --dataset OWNER/NAME"):
             _dataset(number)
     else:
         assert _dataset(number) == dataset
@@ -243,7 +243,7 @@ def test_the_data_set_of_a_text_has_no_part_and_no_split(name: str, dataset: str
 
 def test_a_text_that_the_hub_does_not_have_needs_a_data_set(run: Path) -> None:
     said = refused(farspan("export", run, "--to", "hf-eval-results"))
-    assert f"'{CODE}' is none of the Hub's" in said
+    assert f"'{CODE}' is not on the Hub" in said
     assert "--dataset OWNER/NAME" in said
 
 

@@ -204,7 +204,9 @@ def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:
     noisy = [row(length, repeat, copy) for repeat, copies in enumerate(NOISY) for length, copy in copies.items()]
     (by_chance,) = series(noisy, MODELS)
     assert not [line for line in remarks(by_chance) if "too far apart" in line]
-    assert [line for line in remarks(by_chance) if "half-life, reach: the interval is wide by chance; more rep" in line]
+    assert [
+        line for line in remarks(by_chance) if "half-life, reach: the interval is wide because texts differ" in line
+    ]
     (fine_grid,) = series(rows(repeats=3) + rows({250: 0.8, 275: 0.7, 325: 0.5, 350: 0.4}, repeats=3), MODELS)
     assert not [line for line in remarks(fine_grid) if "too far apart" in line]
 

@@ -241,7 +241,7 @@ def test_an_edited_candidate_is_refused(lm: LM) -> None:
             "lengths to 16 tokens are inside the window: .* is 24 of its 48 tokens",
         ),
         ({"lengths": (60, 5000)}, "text 'text.txt' has"),
-        ({"repeats": 1}, "use --repeats 2 or more"),
+        ({"repeats": 1}, "repeats: got 1, expected at least 2"),
         ({"warmup": 50, "scored": 50}, "is longer than the longest text, 60 tokens"),
     ],
 )

@@ -433,7 +433,7 @@ def test_a_stopped_training_names_the_checkpoint_from_which_it_continues_if_ther
     shutil.copytree(trained.folder / "lm", tmp_path / "o")
     for out, kept in (
         ("o", "the same command continues from checkpoint-4"),
-        ("new", "no checkpoint was saved yet, and the same command begins again"),
+        ("new", "no checkpoint was saved yet: the same command begins again"),
     ):
         done = cli("train", "lm", str(base / "lm.toml"), "--set", f"out={tmp_path / out}")
         assert (done.exit_code, done.stderr.splitlines()[-1]) == (130, f"interrupted: {kept}")
@@ -825,7 +825,7 @@ def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
     settings = read_config(base / "smt.toml", smt.SmtSettings, [f"out={tmp_path}", f"smt.draw={draw}"])
     summary = {"settings": settings.model_dump(mode="json"), "window": 32, "trained": 1, "parameters": 2, "rows": 8}
     summary["from"] = {"trained_length": 4096}
-    assert "which was trained on 4,096 tokens" in model_card(summary, [])
+    assert "which was trained with contexts of 4,096 tokens" in model_card(summary, [])
     assert ("do not compare this\nmodel's forgetting curve" in model_card(summary, [])) == told
 
 

@@ -1,4 +1,4 @@
-"""farspan measures how far back a language model remembers, and extends it."""
+"""farspan measures how far back a language model remembers, and extends that range."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

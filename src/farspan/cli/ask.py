@@ -65,8 +65,8 @@ def ask(
                 print(json.dumps({"tokens": tokens, "kept": how.kept(tokens), "key_bytes": keys}))
             return
         if lm.trained_length and tokens > lm.trained_length and method == "full":
-            longer = f"the model was trained on {lm.trained_length:,} tokens: a --method may read the rest better"
-            err.print(longer, style="yellow", highlight=False)
+            line = f"the text has {tokens:,} tokens, the model was trained with {lm.trained_length:,}: give a --method"
+            err.print(line, style="yellow", highlight=False)
         with how.on(lm) as reader:
             reader.chunk = chunk or reader.chunk
             conversation, answers = _read(reader, texts, tokens), []

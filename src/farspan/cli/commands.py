@@ -66,7 +66,7 @@ def _given(error: Any) -> str:
 app = typer.Typer(
     cls=OneLine,
     no_args_is_help=True,
-    help="farspan measures how far back a language model remembers, and extends it.",
+    help="farspan measures how far back a language model remembers, and extends that range.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -110,7 +110,9 @@ _add(app, "farspan", COMMANDS)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 _add(train_app, "farspan train", TRAININGS)
 app.add_typer(train_app, name="train")
-search_app = typer.Typer(no_args_is_help=True, help="Search settings of a method by what a model remembers with them.")
+search_app = typer.Typer(
+    no_args_is_help=True, help="Search for the settings of a method with which a model remembers most."
+)
 _add(search_app, "farspan search", SEARCHES)
 app.add_typer(search_app, name="search")
 

@@ -158,7 +158,7 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
     weights = {model: cost.weight_bytes for model, cost in known}
     for model, num_bytes in weights.items():
         size = f"{num_bytes / 2**30:,.3g} GiB"
-        console.print(f"{model}: weights {size}, beside this memory", markup=False, highlight=False)
+        console.print(f"{model}: the weights need a further {size}", markup=False, highlight=False)
     if weights and not timed:
         console.print("time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12")
     for model, method, what, length, cost in plans:

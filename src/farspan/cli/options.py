@@ -108,7 +108,7 @@ TargetTexts = Annotated[
     list[str] | None,
     option(
         TEXTS,
-        "Text to copy; default --text. shuffled: --text in shuffled order. Repeatable.",
+        "Text to copy; default: that of --text. shuffled: its tokens in random order. Repeatable.",
         metavar="TEXT",
         callback=checked(_known_text),
     ),
@@ -154,7 +154,7 @@ class Loading:
         Dtype,
         option(
             MODEL,
-            "Precision of weights and activations; auto: as stored, float32 on a CPU without instructions for it.",
+            "Precision of weights and activations; auto: as stored, but float32 on a CPU without instructions for it.",
         ),
     ] = "auto"
     trained_length: Annotated[
@@ -315,14 +315,19 @@ class Running:
         int | None, count(RUN, "With --ray: GPUs that share a model (tensor parallelism); default 1.")
     ] = None
     plan: Annotated[
-        bool, option(RUN, "Print tokens, FLOPs and memory of the run, by config.json alone, and stop.", "--plan")
+        bool,
+        option(
+            RUN,
+            "Print tokens, FLOPs and memory of the run, from config.json and tokenizer, without weights, and stop.",
+            "--plan",
+        ),
     ] = False
     calibrate: Annotated[
         bool, option(RUN, "With --plan: also load the model, and time it for some seconds.", "--calibrate")
     ] = False
     tflops: Annotated[
         float | None,
-        option(RUN, "With --plan: 10^12 operations that the machine does in a second, such as 0.3.", metavar="X"),
+        option(RUN, "With --plan: speed of the machine in TFLOP/s, such as 0.3.", metavar="X"),
     ] = None
     quiet: Annotated[bool, option(RUN, "Print no progress and no notices.", "--quiet", "-q")] = False
     as_json: AsJson = False

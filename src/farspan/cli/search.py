@@ -58,7 +58,8 @@ def search_rope(
     evaluations: Annotated[int, count(RUN, "Candidates to measure; more continue a search.")] = 200,
     sampling: Searching,
     target_text: Annotated[
-        str | None, option(LENGTHS, "Text to copy; default --text. shuffled: --text in shuffled order.", metavar="TEXT")
+        str | None,
+        option(LENGTHS, "Text to copy; default: that of --text. shuffled: its tokens in random order.", metavar="TEXT"),
     ] = None,
     repeats: Annotated[int, option(LENGTHS, "Texts at each length.", metavar="N")] = 8,
     warmup: Warmup = None,

@@ -17,7 +17,7 @@ Config = Annotated[
 Overrides = Annotated[
     list[str] | None, option("Config", "Replace a value of the config. Repeatable.", "--set", metavar="TABLE.KEY=VALUE")
 ]
-NO_CHECKPOINT = "no checkpoint was saved yet, and the same command begins again"
+NO_CHECKPOINT = "no checkpoint was saved yet: the same command begins again"
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 
 
@@ -61,9 +61,9 @@ def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = Fa
 
 
 def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Train as `cepe`, main stage, with the decoder as teacher, which reads all tokens in one window (CEPE-Distilled).
-    Repeating the command continues one that was stopped. The example needs the encoder that `farspan train cepe
-    cepe-warmup-demo` makes."""
+    """Train as the main stage of `cepe`, but from a teacher: the decoder itself, which reads all tokens in one window
+    (CEPE-Distilled). Repeating the command continues one that was stopped. The example needs the encoder that
+    `farspan train cepe cepe-warmup-demo` makes."""
     _train("distill", config, overrides, as_json, "distilled, {tokens:,} tokens")
 
 

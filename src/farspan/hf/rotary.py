@@ -27,7 +27,9 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
     if not modules or not parameters:
         raise ValueError(f"{name} changes RoPE frequencies, and {family} has none that can be changed")
     if (kind := parameters.get("rope_type", "default")) != "default":
-        raise ValueError(f"{name} scales plain RoPE, and that of {family} is scaled already ({kind}): use full")
+        raise ValueError(
+            f"{name} needs RoPE that is not scaled, and that of {family} is scaled already ({kind}): use full"
+        )
     return float(parameters["rope_theta"]), modules[0].inv_freq
 
 

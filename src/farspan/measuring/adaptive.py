@@ -137,8 +137,8 @@ def measure_adaptively(
         more, hopeless = undecided(rounds.curve(asked, start), longest, task.pool or 0)
         for name in sorted(hopeless - given_up):
             watch.notice(
-                f"{lm.name} {method}: {task.pool} repeats would not narrow {name.replace('_', '-')} enough, so its "
-                f"interval stays wide (--repeats N measures N at every length)"
+                f"{lm.name} {method}: even {task.pool} repeats would leave the interval of "
+                f"{name.replace('_', '-')} wide, so none are added; --repeats N measures N at every length"
             )
         given_up |= hopeless
         start += RING

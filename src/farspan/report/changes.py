@@ -209,7 +209,7 @@ def _memory(
 def _beyond(one: Difference) -> str:
     """Return which memory length may be longer than measured; "" if none."""
     if one.censored:
-        return f"that of the {one.censored[0]} is beyond the lengths measured"
+        return f"in the {one.censored[0]} it exceeds the lengths measured, so the change is only a bound"
     if one.low is None or one.high is None:
         return "in part of the resamples it is beyond the lengths measured, so its interval is unbounded"
     return ""

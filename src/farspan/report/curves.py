@@ -170,8 +170,8 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
         failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
         lines.append(f"lengths with missing rows: {failed}")
     if s.contaminated:
-        line = f"{counted(len(s.contaminated), 'window')} with a control out of line with the others"
-        line += " (text known by heart, or boilerplate)"
+        line = f"{counted(len(s.contaminated), 'window')} with a control unlike that of the others"
+        line += " (memorised text, or boilerplate)"
         if s.without_contaminated:
             value, censored = s.without_contaminated["half_life"]
             line += f"; without, half-life is {'>' * censored}{value:,.0f}"
@@ -205,7 +205,9 @@ def _how_to_narrow(one: CurveMember) -> list[str]:
         text = "the lengths are too far apart to locate it better"
         lines.append(f"{text}: {', '.join(apart)}; measure lengths between these")
     if by_chance:
-        lines.append(f"{', '.join(by_chance)}: the interval is wide by chance; more repeats narrow it (--repeats)")
+        lines.append(
+            f"{', '.join(by_chance)}: the interval is wide because texts differ; measure more of them (--repeats)"
+        )
     return lines
 
 

@@ -137,9 +137,9 @@ library_name: transformers
 ---
 # {name}, extended to {target:,} tokens
 
-Made by farspan from {name}, which was trained on {before:,} tokens, by Sparse Memory Training: rows of {window:,}
-tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of {parameters:,}
-parameters were trained, for {steps:,} steps of {batch}. It opens in plain transformers.
+Made by farspan from {name}, which was trained with contexts of {before:,} tokens, by Sparse Memory Training: rows of
+{window:,} tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of
+{parameters:,} parameters were trained, for {steps:,} steps of {batch}. It opens in plain transformers.
 {repeats}{scaled}{measured}
 ![losses](losses.png)
 

@@ -128,7 +128,7 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
         reason = ended if censored else ""
         if name in CROSSINGS and value == 0.0:
             shortest = measured.lengths[is_judged(measured)][0]
-            reason = f"no length exceeds the threshold; the shortest length judged is {shortest:,.0f}"
+            reason = f"below the threshold already at {shortest:,.0f}, the shortest length judged: measure shorter ones"
         elif name in CROSSINGS and not shown[tested[name]]:
             reason = "; ".join(part for part in (reason, unsure[tested[name]]) if part)
         if not chance:

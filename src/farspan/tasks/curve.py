@@ -201,7 +201,9 @@ class BoundCurve(Curve, Bound[Texts]):
         window, pool = self.window or lengths[-1], max(repeats, self.pool or repeats)
         if self.prefix is None:
             if repeats < 2:
-                raise ValueError("one repeat has no other target to be its irrelevant text: use --repeats 2 or more")
+                raise ValueError(
+                    "repeats: got 1, expected at least 2, since each text is the control of another (--repeats)"
+                )
             targets = self.target.windows(window, pool, seed)[:repeats]
             lent = _rings(repeats)
             texts = [Texts(s, other=targets[j], other_repeat=j) for s, j in zip(targets, lent, strict=True)]
@@ -363,8 +365,8 @@ def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int],
         raise ValueError(f"depths need --protocol probe; {protocol} scores the whole text")
     if lengths and lengths[0] <= probe:
         raise ValueError(
-            f"a length of {lengths[0]:,} has no depths: the {probe:,} tokens of --warmup and --scored fill it; "
-            f"use lengths from {probe + 1:,} on, or smaller --warmup and --scored"
+            f"a length of {lengths[0]:,} is too short for depths: --warmup and --scored need {probe:,} tokens; use "
+            f"lengths from {probe + 1:,} on, or smaller --warmup and --scored"
         )
 
 

@@ -1,4 +1,4 @@
-"""In-context learning: classification by demonstrations; the answer is the option with the highest probability.
+"""In-context learning: classification from examples in the context. The answer is the likeliest option.
 
     option = argmax over options o of    log p(o | demonstrations, question)                          plain
                                          ... / tokens of o                                            normalized
@@ -68,7 +68,7 @@ class IclPrompt:
 
 @dataclass(frozen=True)
 class Icl(Task):
-    """A classification set by demonstrations, `icl:set=banking77,data=FOLDER`; or a data set of the user's own,
+    """Classification from examples in the context: a known set, `icl:set=banking77,data=FOLDER`, or your own data,
     `icl:data=FOLDER,text=COLUMN,label=COLUMN`."""
 
     set: str | None = None  # one of SETS, or copy; None: a data set of the user's own

@@ -304,8 +304,8 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         fixed = shortest - min(self._hay(prompt, shortest, which) for which in range(len(prompt.queries)))
         if 4 * fixed > 3 * shortest:
             raise ValueError(
-                f"a length of {shortest:,} tokens is too short: the prompt has {fixed:,} without its hay; give lengths "
-                f"from {-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer needles"
+                f"a length of {shortest:,} tokens is too short: needles and question take {fixed:,}; give lengths from "
+                f"{-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer needles"
             )
         longest = max(len(query.answer) for query in prompt.queries)
         if self.ask == "generated" and longest > self.num_new:

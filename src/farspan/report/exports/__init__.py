@@ -60,7 +60,7 @@ def export(
     if dataset is not None and to != "hf-eval-results":
         raise ValueError(f"--dataset belongs to --to hf-eval-results: got --to {to}. Omit it")
     if out is not None and to in ELSEWHERE:
-        raise ValueError(f"--out is the folder of files, and {to} keeps runs in a place of its own. Omit it")
+        raise ValueError(f"--out has no effect with --to {to}, which stores its runs itself. Omit it")
     source = read_run(run, model)
     if to not in ROWS:
         source = measured_part(source, notice)

@@ -88,7 +88,7 @@ def _dataset(number: Number) -> str:
     if (found := HUB_ID.fullmatch(name)) and is_hub_id(found["id"]):
         return found["id"]
     raise ValueError(
-        f"the Hub files results under a data set, and the text {name!r} is none of the Hub's: name one with --dataset "
+        f"the Hub lists results by data set, and the text {name!r} is not on the Hub: name a data set with --dataset "
         "OWNER/NAME"
     )
 
