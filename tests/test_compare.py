@@ -324,6 +324,16 @@ def test_lengths_longer_than_the_text_are_refused_and_the_others_measured(lm: LM
     assert all("tokens" in cell.reason for cell in found if cell.failed)
 
 
+def test_a_method_that_fails_at_a_long_length_keeps_the_shorter_ones(lm: LM, text: str, tmp_path: Path) -> None:
+    how = "selfextend:group=2,window=16"
+    found = compared(
+        [lm], text, tmp_path, [how], tasks=("curve",), lengths=(16, 32, 600), repeats=2, batch=2, cost=False
+    )
+    assert [(cell.length, cell.n, cell.failed, cell.statuses) for cell in found] == [
+        (16, 2, "", {}), (32, 2, "", {}), (600, 0, "refused", {"refused": 1})
+    ]  # fmt: skip
+
+
 def test_two_questions_of_one_task_that_are_refused_are_two_rows(lm: LM, text: str, tmp_path: Path) -> None:
     tasks = ("perplexity:target_tokens=64", "perplexity:target_tokens=96")
     found = compared([lm], text, tmp_path, ["full"], tasks=tasks, cost=False)

@@ -1,6 +1,7 @@
 """Measure all tasks of a run on one model, under each method."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,8 @@ def measure_setups(
                     raise
                 status = "budget" if isinstance(error, BudgetError) else "refused"
                 watch.notice(f"{lm.name} {how}, {one.what}: {status}: {error}")
-                _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)), status)
+                reasons = dict.fromkeys(_unmeasured(run, lm, how, one), str(error))
+                _refuse(run, lm, how, one, what.seed, reasons, status)
         left -= len(some)
         keep_first(run, lm, one, what.seed)
 
@@ -161,6 +163,13 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
         if words := bound.shown(lm, examples[first.example], first.length):
             named = {"model": lm.name, "what": one.what, "task": bound.task, "settings": bound.settings}
             run.add_example(named | words)
+
+
+def _unmeasured(run: Run, lm: LM, how: Method, one: Setup) -> list[int]:
+    """Return the lengths at which not all repeats have rows; an error can come after others were measured."""
+    cell = lm.name, str(how), one.bound.measurement
+    measured = Counter(row.length for row in run.rows if (row.model, row.method, row.measurement) == cell)
+    return [n for n in one.lengths or (one.longest,) if measured[n] < (one.repeats or DEFAULT_REPEATS)]
 
 
 def _refuse(
