@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from farspan import measure, served
 from farspan.cli import app
-from farspan.lm import LM
+from farspan.lm import LM, wrap
 from farspan.lm import load as load_model
 from farspan.measuring.loader import Load
 from farspan.methods import method
@@ -27,7 +27,7 @@ from farspan.reader.served.client import Client
 from farspan.record import read_rows
 from farspan.report.page import write_report
 
-from tiny import saved
+from tiny import saved, tiny_model
 
 ENGINES = ("vLLM", "SGLang", "llama-server", "completions")
 
@@ -363,7 +363,7 @@ def test_a_server_that_stays_away_ends_the_command_and_a_repeated_one_asks_for_t
         before = asked(fake)
         done = runner.invoke(app, line)
         assert done.exit_code == 0, done.output
-        assert asked(fake) == before + 2 + 2 * (8 - len(there))  # the probe, and copy and control of each row
+        assert asked(fake) == before + 3 + 2 * (8 - len(there))  # three checks, and copy and control of each row
     assert len(read_rows(tmp_path / "run")) == 8
 
 
@@ -495,7 +495,7 @@ def test_the_command_line_measures_compares_and_resumes(
         assert "not reported" not in done.output
         before = asked(fake)
         assert runner.invoke(app, ["curve", url, *common]).exit_code == 0
-        assert asked(fake) == before + 2  # the probe, and whether the tokenizer is the server's: all rows are there
+        assert asked(fake) == before + 3  # the probe, whether model and tokenizer are the run's: all rows are there
         task = ["--task", "curve", "--lengths", "16", "--out", str(tmp_path / "both"), *given]
         both = runner.invoke(app, ["compare", str(folder), "--base-url", url, *task])
         assert both.exit_code == 0, both.output
@@ -572,3 +572,18 @@ def test_errors_are_server_errors(own: LM, folder: Path) -> None:
         lm = served(url, tokenizer=str(folder), wait=0.1)
     with pytest.raises(ServerError, match=r"no answer from .* it was waited for \(--wait\)"):
         lm.own_reader().read(torch.zeros(1, 4, dtype=torch.long)).score(torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_a_run_is_not_continued_on_a_server_with_other_weights(
+    own: LM, folder: Path, text: str, tmp_path: Path
+) -> None:
+    fake, given = Fake("vLLM", own), {"text": text, "lengths": (16,), "repeats": 2, "out": tmp_path / "run"}
+    with serving(fake) as url:
+        measure(served(url, tokenizer=str(folder)), "full", "perplexity:target_tokens=8", **given)
+        measure(served(url, tokenizer=str(folder)), "full", "perplexity:target_tokens=8", **given)
+        other = tiny_model()
+        torch.nn.init.normal_(other.model.layers[0].mlp.down_proj.weight)
+        fake.lm = wrap(other, own.tokenizer, "tiny")
+        fake.known.clear()
+        with pytest.raises(ValueError, match="scores a sentence otherwise than when this run began"):
+            measure(served(url, tokenizer=str(folder)), "full", "perplexity:target_tokens=8", **given)

@@ -30,6 +30,7 @@ from farspan.record.rows import (
 from farspan.schema import FORM
 from farspan.schema.row import Row
 
+NOISE = 0.1  # nats: a server that serves the same weights gives less, whatever it reads at the same time
 HEADER_LOCK = "run.lock"
 HEADER_WAIT = 600.0  # seconds: a thousand shards that start together write run.json one after another
 
@@ -148,13 +149,19 @@ class Run:
 
         def add(header: dict[str, Any]) -> None:
             before = header["models"].setdefault(identity["name"], identity)
+            told = [one.get("sentence_nats") for one in (before, identity)]
+            if not _alike(*told):
+                raise ValueError(
+                    f"{self.folder}: the server scores a sentence otherwise than when this run began ({told[0]} nats, "
+                    f"now {told[1]}), so {identity['name']} has other weights. Choose another folder (--out)"
+                )
             old, new = before.get("texts", []), identity.get("texts", [])
             if old != new:
                 raise ValueError(
                     f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
                     f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
                 )
-            refuse_differences(self.folder, "run", before, identity, may_change=("device",))
+            refuse_differences(self.folder, "run", before, identity, may_change=("device", "sentence_nats"))
             places = {name: place for place, name in enumerate(order)}
             names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
             header["models"] = {name: header["models"][name] for name in names}
@@ -380,6 +387,12 @@ def _remove(made: Sequence[Path], folder: Path) -> None:
                 return
             else:
                 place.rmdir()
+
+
+def _alike(before: Sequence[float | None] | None, now: Sequence[float | None] | None) -> bool:
+    """Return whether a server scores a sentence as before, up to the noise of an engine; also if one is unknown."""
+    pairs = zip(before or (), now or (), strict=False)
+    return all(abs(a - b) < NOISE for a, b in pairs if a is not None and b is not None)
 
 
 def _plain(value: Any) -> Any:

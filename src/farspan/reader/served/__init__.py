@@ -1,6 +1,7 @@
 """Models on an inference server (vLLM, SGLang, llama-server, ...) as an LM."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -126,8 +127,7 @@ def served(
     words = load_tokenizer(source, what="tokenizer", trust_remote_code=trust_remote_code)
     separator = choose_separator(words)
     ids = [*separator.ids, *words(SENTENCE, add_special_tokens=False)["input_ids"]]
-    entries = _vocabulary(about)
-    if entries is not None and len(words) > entries:
+    if (entries := _vocabulary(about)) is not None and len(words) > entries:
         raise ValueError(
             f"tokenizer {source!r} has {len(words):,} entries, the model on {client.base_url} only {entries:,}: they "
             "do not belong together (--tokenizer)"
@@ -137,6 +137,7 @@ def served(
     _check_answer(transport, words, ids, source)
     limit = _context(client, about)
     shown = f"{_short(name)} ({transport.engine})"
+    nats = _sentence_nats(transport, ids, len(separator.ids))
     client.take()
     identity = {
         "name": shown,
@@ -151,6 +152,7 @@ def served(
         "separator": {"kind": separator.kind, "ids": list(separator.ids)},
         "tokenizer": tokenizer_hash(words),
         "fingerprint": hashlib.sha256(f"{name} {entries} {limit}".encode()).hexdigest()[:16],
+        "sentence_nats": nats,
     }
     return ServedLM(
         Elsewhere(shown),
@@ -164,6 +166,13 @@ def served(
         client=client,
         num_entries=entries or len(words),
     )
+
+
+def _sentence_nats(transport: Transport, ids: list[int], begin: int) -> list[float | None]:
+    """Return the nats of the first tokens of SENTENCE, by which a run notices that a server has other weights; None: a
+    token is not among those that the server lists. Later tokens are easy to predict, and alike for many models."""
+    scored = transport.expect(ids[:begin], ids[begin:], range(min(PROBED, len(ids) - begin)))
+    return [round(nats, 3) if math.isfinite(nats) else None for nats, _ in scored]
 
 
 def _short(name: str) -> str:
