@@ -13,6 +13,7 @@ import pytest
 import requests
 import torch
 from fake_servers import MODEL, Fake, serving
+from tokenizers import Regex, pre_tokenizers
 from typer.testing import CliRunner
 
 from farspan import measure, served
@@ -22,7 +23,7 @@ from farspan.lm import load as load_model
 from farspan.measuring.loader import Load
 from farspan.methods import method
 from farspan.reader import dense_reader
-from farspan.reader.served import ServerError, client
+from farspan.reader.served import SENTENCE, ServerError, client
 from farspan.reader.served.client import Client
 from farspan.record import read_rows
 from farspan.report.page import write_report
@@ -587,3 +588,20 @@ def test_a_run_is_not_continued_on_a_server_with_other_weights(
         fake.known.clear()
         with pytest.raises(ValueError, match="scores a sentence otherwise than when this run began"):
             measure(served(url, tokenizer=str(folder)), "full", "perplexity:target_tokens=8", **given)
+
+
+def test_the_sentence_that_is_compared_tells_ways_to_split_text_apart() -> None:
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    one_digit, three = (
+        pre_tokenizers.Digits(individual_digits=True),
+        r"\p{N}{1,3}|[^\r\n\p{L}\p{N}]?\p{L}+|\s*[\r\n]+|\s+",
+    )
+    ways = (
+        bytes_of,
+        pre_tokenizers.Sequence([one_digit, bytes_of]),
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(three), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        ),
+    )
+    found = {tuple(piece for piece, _ in way.pre_tokenize_str(SENTENCE)) for way in ways}
+    assert len(found) == len(ways)

@@ -25,7 +25,8 @@ HOW_ASKED = {
     "input_logprobs": "one request scores all tokens after a position",
     "one_token": "one request for each scored token",
 }
-SENTENCE = "The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy dog."
+# with line ends, runs of spaces, digits and an accent, which tokenizers split in different ways
+SENTENCE = "The quick brown fox jumps over the lazy dog.\n\n  In 2024,   12 naïve foxes did not."
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
