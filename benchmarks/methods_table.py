@@ -43,7 +43,7 @@ RECORDED = kept.BENCHMARKS / "methods_table"
 PAGE = kept.BENCHMARKS.parent / "docs" / "methods_table.md"
 TEXT = "builtin:held-out+tests"  # that the embedded model was not trained on
 MODELS = {"demo": "the embedded model"} | real_tables.MODELS
-IN_REAL_MODELS = {"shuffled": "methods", "perplexity": "perplexity"}  # parts, by ours
+IN_REAL_MODELS = {"natural": "methods-natural", "shuffled": "methods", "perplexity": "perplexity"}  # parts, by ours
 METHODS = (
     "full",
     "sinks:window={window}",

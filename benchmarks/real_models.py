@@ -69,6 +69,7 @@ METHODS = (
     "knorm:share=0.25",
     "tova:share=0.25",
     "ape:piece={quarter}",
+    "topk:k={eighth}",
 )
 WINDOW = 512  # tokens that the decoder of a CEPE model may hold
 CEPE = f"cepe:chunk=128,decoder_window={WINDOW}"
@@ -121,6 +122,7 @@ PARTS = {
     "attention": Part("attention:map_bins=32", (1 / 8, 1 / 4, 1 / 2, 1)),
     "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), text="books-scored", methods=METHODS),
     "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="shuffled:books-scored", methods=METHODS),
+    "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="books-scored", methods=METHODS),
     "rope": Part(
         PROBE,
         (1 / 2, 3 / 4, 15 / 16),

@@ -433,12 +433,31 @@ def rope_gaps(model: str) -> str:
     return by_length("copied beyond guessing, more than as it is", lines)
 
 
+def facts_gains(model: str) -> dict[str, dict[int, Interval]]:
+    """Return how many more of the facts are answered than by the model as it is, paired by example: by line, length."""
+    found: dict[str, dict[int, Interval]] = {}
+    for cell in quality(model, "own"):
+        if cell.difference is not None and cell.difference_low is not None and cell.difference_high is not None:
+            gain = cell.difference, cell.difference_low, cell.difference_high
+            found.setdefault(member(cell.model, cell.method), {})[cell.length] = gain
+    return found
+
+
+def facts_gaps(model: str) -> str:
+    gains = facts_gains(model)
+    lines = {how: {length: signed(*gain) for length, gain in by.items()} for how, by in gains.items()}
+    return by_length("right answers, more than as it is", lines)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "curve": curve_points,
     "weights": curve_by_member("weights"),
     "weights-lengths": lengths_by_member("weights"),
     "methods": curve_by_member("methods"),
     "methods-lengths": lengths_by_member("methods"),
+    "methods-natural": curve_by_member("methods-natural"),
+    "methods-natural-lengths": lengths_by_member("methods-natural"),
+    "own-gaps": facts_gaps,
     "rope": curve_by_member("rope"),
     "rope-gaps": rope_gaps,
     "encoded-curve": curve_by_member("encoded-curve"),
@@ -582,6 +601,22 @@ def claims() -> dict[str, bool]:
             encoded_nats(smollm2, (SHARPER, 8192), (CEPE, 8192))[1] > 0
         ),
         "Gemma 3: the half-life on shuffled books is inside the window": _within(large, "half_life", 0.25),
+        **_claims_of_tasks(smollm2),
+    }
+
+
+def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
+    """Return the claims on books in their own order and on facts."""
+    books, facts = {label(one): one for one in curves(smollm2, "methods-natural")}, facts_gains(smollm2)
+    yarn = "`rope:type=yarn,factor=4`"
+    return {
+        "SmolLM2: on books YaRN by 4 has a longer span than the model as it is": _longer_span(
+            books[PLAIN], books[yarn]
+        ),
+        "SmolLM2: on books YaRN by 4 copies at two windows 0.3 more than it guesses": (
+            _gap(books[yarn], 16384)[0] > 0.3
+        ),
+        "SMT with decoys, seed 2, answers more facts at two windows": facts[DECOYS[2]][16384][1] > 0,
     }
 
 

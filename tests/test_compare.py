@@ -27,6 +27,7 @@ from farspan.report.tables import print_comparison, write_comparison
 from farspan.report.terminal import Results
 from farspan.tasks import Quality, task
 from farspan.tasks.cost import BoundCost
+from farspan.tasks.curve import BoundCurve
 from farspan.terminal import Terminal
 
 from tiny import tiny_model
@@ -332,6 +333,23 @@ def test_a_method_that_fails_at_a_long_length_keeps_the_shorter_ones(lm: LM, tex
     assert [(cell.length, cell.n, cell.failed, cell.statuses) for cell in found] == [
         (16, 2, "", {}), (32, 2, "", {}), (600, 0, "refused", {"refused": 1})
     ]  # fmt: skip
+
+
+def test_a_method_that_fails_after_some_repeats_is_called_refused(
+    lm: LM, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, count = BoundCurve.run, [0]
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] > 2:
+            raise ValueError("too much")
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(BoundCurve, "run", fails)
+    task = "curve:depths=0.0+0.25+0.5+0.75,protocol=probe,warmup=2,scored=4"
+    (cell,) = compared([lm], text, tmp_path, ["full"], tasks=(task,), lengths=(32,), repeats=4, batch=1, cost=False)
+    assert (cell.n, cell.statuses) == (2, {"refused": 1})
 
 
 def test_two_questions_of_one_task_that_are_refused_are_two_rows(lm: LM, text: str, tmp_path: Path) -> None:

@@ -342,11 +342,16 @@ def test_any_value_of_any_weight_changes_the_fingerprint(dtype: torch.dtype) -> 
     assert fingerprint(model) in found
 
 
-def test_rows_that_change_places_change_the_fingerprint() -> None:
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("block", [1 << 25, 64])
+def test_values_that_change_places_change_the_fingerprint(
+    dim: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farspan.lm.BLOCK", block)
     model = tiny_model()
     weight = model.model.layers[0].mlp.up_proj.weight.data
     before = fingerprint(model)
-    weight[:2] = weight[[1, 0]]
+    weight.copy_(weight.flip(dim))
     assert fingerprint(model) != before
 
 

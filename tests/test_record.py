@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from farspan.record import Row, Run, default_folder, latest, read_examples, read_header, read_rows
+from farspan.record.run import _alike
 from farspan.schema import FORM, check_row
 
 SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
@@ -79,6 +80,21 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
     made(tmp_path / "run")
     assert read_rows(tmp_path / "run") == [row(0), row(1), row(2)]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "alike"),
+    [
+        ([6.98, 2.16], [7.263, 1.944], True),  # of one model under two attention kernels in bf16
+        ([6.98, 2.16], [6.28, 2.16], False),
+        ([None, 2.16], [7.0, 2.16], True),
+        (None, [7.0], True),
+    ],
+)
+def test_a_server_is_another_one_if_it_scores_differently_beyond_rounding(
+    recorded: list[float | None] | None, now: list[float | None], alike: bool
+) -> None:
+    assert _alike(recorded, now) == alike
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_appended(tmp_path: Path) -> None:

@@ -586,7 +586,7 @@ def test_a_run_is_not_continued_on_a_server_with_other_weights(
         torch.nn.init.normal_(other.model.layers[0].mlp.down_proj.weight)
         fake.lm = wrap(other, own.tokenizer, "tiny")
         fake.known.clear()
-        with pytest.raises(ValueError, match="scores a sentence otherwise than when this run began"):
+        with pytest.raises(ValueError, match="scores a sentence differently than when this run began"):
             measure(served(url, tokenizer=str(folder)), "full", "perplexity:target_tokens=8", **given)
 
 

@@ -28,7 +28,7 @@ from farspan.files import locked
 from farspan.report.training import measured_table, model_card
 from farspan.stats import MemoryLength
 from farspan.train import cepe, distill, interrupts, lm, mlm, smt
-from farspan.train.checkpoint import writing
+from farspan.train.checkpoint import CheckpointTrainer, writing
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
 
@@ -459,18 +459,42 @@ def test_a_training_that_is_interrupted_saves_its_step_and_continues_as_if_it_wa
     assert all(torch.equal(now[key], whole[key]) for key in whole)
 
 
+def test_a_signal_after_the_last_step_is_not_lost(
+    settings: Make, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = CheckpointTrainer._save_checkpoint
+
+    def signalled(trainer: Any, *arguments: Any) -> None:
+        if trainer.state.global_step == 4:
+            signal.raise_signal(signal.SIGTERM)
+        save(trainer, *arguments)
+
+    monkeypatch.setattr(CheckpointTrainer, "_save_checkpoint", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        smt.train(settings("smt"))
+    assert results(tmp_path / "out") == []
+    smt.train(settings("smt"))
+    assert results(tmp_path / "out")
+
+
+def test_a_signal_in_the_first_step_acts_at_once(settings: Make, tmp_path: Path, handlers: None) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        smt.train(settings("smt"), TrainingWatch(step=lambda *_: signal.raise_signal(signal.SIGINT)))
+    assert not list((tmp_path / "out" / "checkpoints").glob("checkpoint-*"))
+
+
 def test_a_second_signal_ends_a_training_at_once(
     settings: Make, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "PAUSE", -1.0)
 
     def twice(done: int, total: int, state: str) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+        for _ in range(2 * (done == 3)):
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         smt.train(settings("smt"), TrainingWatch(step=twice))
-    assert not list((tmp_path / "out" / "checkpoints").glob("checkpoint-*"))
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -525,7 +549,11 @@ def test_another_number_of_processes_does_not_change_the_batch(
     chosen = settings("smt")
     without = chosen.model_copy(update={"trainer": chosen.trainer.model_copy(update={"batch": None})})
     smt.train(without)
-    assert json.loads((tmp_path / "out" / "settings.json").read_text())["trainer"]["batch"] == 1
+    recorded = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert recorded["trainer"]["batch"] == 1
+    recorded["trainer"]["batch"] = None  # as older versions recorded it
+    (tmp_path / "out" / "settings.json").write_text(json.dumps(recorded))
+    smt.train(without)
     monkeypatch.setattr("farspan.train.engines.num_processes", lambda: 2)
     with pytest.raises(ValueError, match=r"trainer\.batch was 1, now 2"):
         smt.train(without)

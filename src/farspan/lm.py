@@ -299,6 +299,9 @@ def choose_separator(tokenizer: Any) -> Separator:
     return Separator(newline, "newline")
 
 
+BLOCK = 1 << 25  # bytes
+
+
 def fingerprint(model: Any) -> str:
     """Return a hash that tells models apart: of every weight's name, shape, dtype and values (unless some are offloaded
     to disk)."""
@@ -314,13 +317,13 @@ def fingerprint(model: Any) -> str:
 
 
 def _sums(weight: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each row's bytes, read as 64-bit integers where they fill such: a hash at the speed of memory,
-    and the same on every device, since integers can be added in any order."""
-    rows = weight.reshape(len(weight) if weight.dim() > 1 else 1, -1).contiguous()
-    if rows.storage_offset() * rows.itemsize % 8:
-        rows = rows.clone()
-    words = rows.view(torch.uint8)
-    return (words if words.shape[1] % 8 else words.view(torch.int64)).sum(1, dtype=torch.int64)
+    """Return sums of a weight's bytes, block by block, read as 64-bit integers, each times an odd number of its place.
+    They are fast, and the same on every device, since integers can be added in any order."""
+    sums = []
+    for block in weight.reshape(-1).contiguous().view(torch.uint8).split(BLOCK):
+        words = torch.cat([block, block.new_zeros(-len(block) % 8)]).view(torch.int64)
+        sums.append((words * torch.arange(1, 2 * len(words), 2, device=words.device)).sum())
+    return torch.stack(sums)
 
 
 def _check_options(

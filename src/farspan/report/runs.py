@@ -210,7 +210,9 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
                 continue
             members = [one for one in members if one.rows or one is members[0]]  # the first is the baseline
             title = spec if labels.count((label, texts)) > 1 else label
-            key = entry["task"], title, texts, rows[0].version, entry["unit"], entry["quality"]["score"]
+            # rows of a curve hold what any of its versions judged it by
+            score = entry["quality"]["score"] if entry["task"] != "curve" else ""
+            key = entry["task"], title, texts, rows[0].version, entry["unit"], score
             read, known = _texts(members), found.setdefault(key[:2] + key[3:] if entry["task"] in LABELS else key, [])
             for other, group in known:
                 if read.is_same(other) and group.members[0].source is not source:

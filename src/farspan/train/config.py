@@ -108,7 +108,7 @@ SETTINGS = "settings.json"
 BEGUN = "log.jsonl"  # exists in the folder of a training that has logged a step
 TOKENIZER = "tokenizer.json"  # may exist before: a training can train its tokenizer first
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
-MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "*.bin", "*.gguf")  # of a model, as patterns
+MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin")  # of a model, as patterns
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
 
 
@@ -128,6 +128,9 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     if file.exists() and (begun or (out / TOKENIZER).exists()):
         binding = dict if begun else _of_tokenizer
         before = _completed(_read_settings(file), type(settings))
+        how = before.get("trainer")
+        if isinstance(how, dict) and how.get("batch") is None:  # older versions did not record what followed for it
+            how["batch"] = now["trainer"]["batch"]
         refuse_differences(out, "training", binding(before), binding(now), MAY_CHANGE)
 
 

@@ -1,5 +1,6 @@
 """What a training does on SIGINT (Ctrl-C) and SIGTERM: it finishes its step, saves a checkpoint and ends."""
 
+import os
 import signal
 import threading
 import time
@@ -13,14 +14,13 @@ from farspan.train.engines import in_any_process, processes
 from farspan.train.progress import Notice
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PAUSE = 1.0  # seconds in which signals count as one: a terminal and a launcher can both send theirs
+PAUSE = 1.0  # seconds in which signals count as one: a terminal and a launcher can both send the signal
 
 
 class SavesWhenInterrupted(TrainerCallback):
-    """Save a checkpoint at the end of the step in which a signal came, in this process or another one of the training.
-    Then the signal acts as it would have without this callback. A second signal acts at once.
-
-    Signals before the first step of a session are left alone, as there is nothing to save.
+    """Save a checkpoint at the end of the step in which a signal came, in this process or another one of the training,
+    and end the training: by what the signal would have done without this callback, or else by KeyboardInterrupt. A
+    second signal acts at once, and so does the first before a step of this session is done: there is nothing to save.
 
     Args:
         notice: called with a line for the user when a signal came.
@@ -29,7 +29,7 @@ class SavesWhenInterrupted(TrainerCallback):
     def __init__(self, notice: Notice) -> None:
         self.notice, self.handlers = notice, dict[int, Any]()
         self.by: int | None = None  # the signal that came
-        self.ends, self.since = False, 0.0
+        self.begun, self.ends, self.since = False, False, 0.0
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -38,13 +38,16 @@ class SavesWhenInterrupted(TrainerCallback):
             yield
         finally:
             self._restore()
+        if self.by is not None:  # it came after the last step
+            signal.raise_signal(self.by)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.handlers and threading.current_thread() is threading.main_thread():
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is threading.main_thread():  # before there are workers, which then ignore Ctrl-C
             caught = (number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None))
-            self.handlers = {number: signal.signal(number, self._came) for number in caught}
+            self.handlers, self.process = {number: signal.signal(number, self._came) for number in caught}, os.getpid()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun = True
         if in_any_process(self.by is not None):
             self.ends = control.should_save = control.should_log = True
 
@@ -57,11 +60,15 @@ class SavesWhenInterrupted(TrainerCallback):
             raise KeyboardInterrupt
 
     def _came(self, number: int, frame: Any) -> None:
-        if self.by is None:
+        if os.getpid() != self.process:  # a worker that prepares batches: its parent ends it
+            if number != signal.SIGINT:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+        elif self.begun and self.by is None:
             self.by, self.since = number, time.monotonic()
             line = "stopping: this step is finished and a checkpoint saved; a second signal (Ctrl-C) ends at once"
             threading.Thread(target=self.notice, args=(line,)).start()  # a handler must not print: it may interrupt one
-        elif time.monotonic() - self.since > PAUSE:
+        elif not self.begun or time.monotonic() - self.since > PAUSE:
             self._restore()
             signal.raise_signal(number)
 
