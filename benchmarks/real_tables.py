@@ -616,6 +616,9 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
         "SmolLM2: on books YaRN by 4 copies at two windows 0.3 more than it guesses": (
             _gap(books[yarn], 16384)[0] > 0.3
         ),
+        "SmolLM2: on books Self-Extend has a longer span than YaRN by 4, and copies 0.3 more than it guesses": (
+            _longer_span(books[yarn], books[STRETCHED]) and _gap(books[STRETCHED], 16384)[0] > 0.3
+        ),
         "SMT with decoys, seed 2, answers more facts at two windows": facts[DECOYS[2]][16384][1] > 0,
     }
 

@@ -226,8 +226,8 @@ def _split(tokenizer: Any, name: str | None) -> None:
         return
     if name not in DIGITS:
         raise RefusedError(
-            f"its tokenizer splits text as {name!r}, which transformers {transformers.__version__} does not know, so that "
-            "tokens would differ from the model's own. Load its safetensors weights instead"
+            f"its tokenizer splits text as {name!r}, which transformers {transformers.__version__} does not know: its "
+            "tokens would be other ones. Load its safetensors weights instead"
         )
     digits = pre_tokenizers.Digits(individual_digits=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
