@@ -427,10 +427,10 @@ def _gains(first: CurveMember, one: CurveMember) -> dict[int, Interval]:
     return dict(zip(one.curve.lengths.tolist(), map(tuple, ends.tolist()), strict=True))
 
 
-def rope_gaps(model: str) -> str:
-    """Return the table of `rope_gains`."""
-    lines = {name: {n: signed(*gain) for n, gain in line.items()} for name, line in rope_gains(model).items()}
-    return by_length("copied beyond guessing, more than as it is", lines)
+def gaps(gains: Mapping[str, Mapping[int, Interval]], what: str) -> str:
+    """Return a table of gains by line and length."""
+    lines = {name: {n: signed(*gain) for n, gain in line.items()} for name, line in gains.items()}
+    return by_length(f"{what}, more than as it is", lines)
 
 
 def facts_gains(model: str) -> dict[str, dict[int, Interval]]:
@@ -443,12 +443,6 @@ def facts_gains(model: str) -> dict[str, dict[int, Interval]]:
     return found
 
 
-def facts_gaps(model: str) -> str:
-    gains = facts_gains(model)
-    lines = {how: {length: signed(*gain) for length, gain in by.items()} for how, by in gains.items()}
-    return by_length("right answers, more than as it is", lines)
-
-
 TABLES: dict[str, Callable[[str], str]] = {
     "curve": curve_points,
     "weights": curve_by_member("weights"),
@@ -457,9 +451,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "methods-lengths": lengths_by_member("methods"),
     "methods-natural": curve_by_member("methods-natural"),
     "methods-natural-lengths": lengths_by_member("methods-natural"),
-    "own-gaps": facts_gaps,
+    "own-gaps": lambda model: gaps(facts_gains(model), "right answers"),
     "rope": curve_by_member("rope"),
-    "rope-gaps": rope_gaps,
+    "rope-gaps": lambda model: gaps(rope_gains(model), "copied beyond guessing"),
     "encoded-curve": curve_by_member("encoded-curve"),
     "costs": lambda model: costs(quality(model, "cost"), lambda cell: member(cell.model, cell.method)),
     "nats": nats_differences,

@@ -70,7 +70,8 @@ class Result:
 class Quality:
     """The score of a row that a comparison ranks by; a mean over examples."""
 
-    score: str  # its key in a row's scores; or a dotted path into nested ones, which are averaged
+    # its key in a row's scores; or a dotted path into nested ones, which are averaged; or "A - B", a difference of two
+    score: str
     name: str  # as a table prints it, with its unit
     higher_is_better: bool | None  # None: neither direction is better
     exp: bool = False  # shown as exp(mean): perplexity, of nats

@@ -27,7 +27,7 @@ class SavesWhenInterrupted(TrainerCallback):
     """
 
     def __init__(self, notice: Notice) -> None:
-        self.notice, self.handlers = notice, dict[int, Any]()
+        self.notice, self.handlers, self.process = notice, dict[int, Any](), os.getpid()
         self.by: int | None = None  # the signal that came
         self.begun, self.ends, self.since = False, False, 0.0
 
@@ -44,7 +44,7 @@ class SavesWhenInterrupted(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if threading.current_thread() is threading.main_thread():  # before there are workers, which then ignore Ctrl-C
             caught = (number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None))
-            self.handlers, self.process = {number: signal.signal(number, self._came) for number in caught}, os.getpid()
+            self.handlers = {number: signal.signal(number, self._came) for number in caught}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begun = True

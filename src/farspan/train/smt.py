@@ -187,11 +187,8 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     yield from notes_on(rows)
     yield f"{len(stages)} lengths from {stages[0]:,} to {stages[-1]:,} tokens in {steps:,} steps"
     lengths = [rows.schedule.at(step) for step in range(steps)]
-    examples = {length: rows[step * rows.batch] for step, length in enumerate(lengths)}
-    fed = {
-        length: rows.batch * sum(len(row["input_ids"]) for row in example.values())
-        for length, example in examples.items()
-    }
+    examples = {length: rows[lengths.index(length) * rows.batch] for length in {*lengths}}
+    fed = {length: rows.batch * sum(len(row["input_ids"]) for row in one.values()) for length, one in examples.items()}
     whole = sum(fed[length] for length in lengths)
     yield f"{fed[max(fed)]:,} tokens a step are read at the last length, about {whole:,} in all"
 
