@@ -123,6 +123,7 @@ PARTS = {
     "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), text="books-scored", methods=METHODS),
     "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="shuffled:books-scored", methods=METHODS),
     "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="books-scored", methods=METHODS),
+    "far": Part(PROBE, (4,), text="books-scored", methods=METHODS),
     "rope": Part(
         PROBE,
         (1 / 2, 3 / 4, 15 / 16),
