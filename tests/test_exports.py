@@ -33,7 +33,7 @@ from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
 from farspan.report.runs import Source, grouped, read_run, unfinished
-from farspan.stats import summarise
+from farspan.stats import MemoryLength, summarise
 
 from tiny import CODE
 
@@ -205,9 +205,11 @@ def test_eval_results_are_read_by_the_hubs_library(run: Path) -> None:
 
 
 def test_an_interval_that_ends_beyond_the_lengths_measured_is_marked_in_the_eval_results(run: Path) -> None:
-    number = replace(numbers_of(read_run(run))[0], low=0.0, high=256.0, interval_is_beyond=False)
+    number = replace(numbers_of(read_run(run))[0], low=0.0, high=256.0, memory=MemoryLength(128.0))
     assert "95 % interval [0, 256];" in _notes(number)
-    assert "95 % interval [0, >256];" in _notes(replace(number, interval_is_beyond=True))
+    assert "95 % interval [0, >256];" in _notes(replace(number, memory=MemoryLength(128.0, interval_censored=True)))
+    below = replace(number, memory=MemoryLength(0.0, below=64.0))
+    assert "the value is below 64, the shortest length judged;" in _notes(below)
 
 
 def test_a_text_of_the_hub_names_the_data_set(changed: Callable[[Change], Path]) -> None:

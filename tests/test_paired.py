@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
+from scipy.special import stdtr, stdtrit
 
 from farspan import stats
 from farspan.report.contrasts import difference_line, robustness_lines
@@ -410,6 +411,26 @@ def test_p_is_below_a_twentieth_where_the_interval_leaves_out_0() -> None:
             assert (one.p < 0.05) == (one.low > 0 or one.high < 0)
             seen.add(one.p < 0.05)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_difference_from_a_length_below_the_shortest_covers_all_values_that_it_can_have(place: int) -> None:
+    noise = np.random.default_rng(0).normal(0, 20, 6)
+    known, unknown = run(MIDDLES + noise), run(0.0)  # half-life of the second: below LENGTHS[0]
+    pair = (unknown, known) if place == 0 else (known, unknown)
+    found = of(stats.differences(*pair), "half_life")
+    assert found.below == ((LENGTHS[0], 0.0) if place == 0 else (0.0, LENGTHS[0]))
+    nearest = abs(found.value) - LENGTHS[0]
+    half = float(stdtrit(5, 0.975)) * found.error
+    ends = sorted(abs(end) for end in (found.low, found.high))
+    assert ends == pytest.approx([nearest - half, abs(found.value) + half])
+    assert found.p == pytest.approx(2 * float(stdtr(5, -nearest / found.error)))
+
+
+def test_two_lengths_below_the_shortest_are_not_tested() -> None:
+    found = of(stats.differences(run(0.0), run(50.0)), "half_life")
+    assert (found.value, found.p) == (0.0, None)
+    assert (found.low, found.high) == (-LENGTHS[0], LENGTHS[0])
 
 
 def test_runs_are_paired_by_target_whatever_the_order_and_beside_targets_of_one_alone() -> None:

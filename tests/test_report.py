@@ -227,6 +227,13 @@ def test_gains_in_nats_are_no_shares() -> None:
     assert found.low < 0
 
 
+def test_the_interval_of_a_difference_of_shares_is_cut_to_what_is_possible() -> None:
+    gained = {"name": "copied beyond guessing", "exp": False, "score": "copy - control"}
+    assert interval_of(np.array([-0.02, 0.99]), gained) == (-1.0, 1.0)
+    assert interval_of(np.array([0.02, 0.99]), gained) == (-1.0, 1.0)
+    assert interval_of(np.array([0.02, 0.99]), gained | {"score": "copy"}) == (0.0, 1.0)
+
+
 def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:
     assert "<!-- context = 512 (trained) -->" in svg(rows(), tmp_path)
     assert "(trained)" not in svg(rows(model="org/other"), tmp_path)

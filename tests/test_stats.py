@@ -154,10 +154,10 @@ def test_a_censored_length_prints_that_it_is_larger() -> None:
 
 
 @pytest.mark.parametrize("name", ["fine", "coarse", "half_life", "reach"])
-def test_a_curve_that_never_passes_is_zero_with_an_upper_bound(name: str) -> None:
+def test_a_curve_that_never_passes_is_below_the_shortest_length(name: str) -> None:
     length = getattr(summary(0.2, bootstraps=50), name)
-    assert (length.value, length.censored) == (0.0, False)
-    assert length.high == 100
+    assert (length.value, length.censored, length.below) == (0.0, False, 100)
+    assert str(length) == "<100 [0, 100]"
     assert "below the threshold already at" in length.reason
 
 

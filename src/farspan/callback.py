@@ -229,7 +229,8 @@ class CurveCallback(MeasuringCallback):
     """Measure half-life and span of the model in training; log, record and draw them. See `MeasuringCallback`.
 
     Logs `farspan/half_life`, `farspan/span` (tokens), `farspan/half_life_censored`, `farspan/span_censored` (1: the
-    true value is beyond the lengths measured) and `farspan/seconds`; trackers of `report_to` also get the other memory
+    true value is beyond the lengths measured), `farspan/half_life_below` (tokens: the true value is smaller, and
+    written as 0) and `farspan/seconds`; trackers of `report_to` also get the other memory
     lengths, both accuracies at each length and the picture of the curve. The run folder is `farspan`; `training.png`
     and `training.svg` in it are drawn again after each measurement.
 
@@ -296,6 +297,7 @@ class CurveCallback(MeasuringCallback):
         _, numbers = self._summaries[step]
         lengths = {"half_life": numbers.half_life, "span": numbers.span}
         values = {name: one.value for name, one in lengths.items()}
+        values |= {f"{name}_below": one.below for name, one in lengths.items() if one.below is not None}
         return values | {f"{name}_censored": float(one.censored) for name, one in lengths.items()}
 
 

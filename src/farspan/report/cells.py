@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 
 from farspan.record import ABSENT, NOT_FAILED, Row
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
-from farspan.stats import LEVEL, bands, holm, interval, student_mean
+from farspan.stats import LEVEL, holm, interval, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 SERVER = ("requests", "prompt_tokens", "cached_share")
@@ -220,8 +220,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, clipped
-    to 0 to 1 for shares. None under two examples, and where graded scores or nats are all the same: their spread is
-    unknown."""
+    to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two. None under two examples, and where
+    graded scores or nats are all the same: their spread is unknown."""
     nats = in_nats(quality["name"])
     graded = nats or quality.get("graded", False)
     if len(values) < 2 or (graded and np.ptp(values) == 0):
@@ -229,9 +229,10 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     if not graded and np.isin(values, (0.0, 1.0)).all():
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
-    shares = not quality["exp"] and not nats and values.min() >= 0 and values.max() <= 1
-    low, high = (side[0] for side in (bands if shares else interval)(values[:, None]))
-    return float(low), float(high)
+    low, high = (float(side[0]) for side in interval(values[:, None]))
+    if quality["exp"] or nats or np.abs(values).max() > 1:
+        return low, high
+    return max(low, -1.0 if " - " in quality["score"] else 0.0), min(high, 1.0)
 
 
 def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float]:

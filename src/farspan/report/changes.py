@@ -187,7 +187,7 @@ def _memory(
             remarks.append(f"{a.method}: {beyond}")
             continue
         margin, count = tolerance * abs(one.values[0]), round(one.freedom) + 1
-        is_bounded = one.low is not None and one.high is not None and not one.censored
+        is_bounded = one.low is not None and one.high is not None and not one.censored and not any(one.below)
         equivalence = None
         if is_bounded and margin > 0 and count >= LEAST_PAIRS:
             equivalence = tost(one.value, one.error, one.freedom, margin, count)
@@ -208,6 +208,11 @@ def _memory(
 
 def _beyond(one: Difference) -> str:
     """Return which memory length may be longer than measured; "" if none."""
+    if any(one.below):
+        of = one.curves[one.below[0] == 0.0]
+        return (
+            f"in the {of} it is below {max(one.below):,.0f}, the shortest length judged, so the change is only a bound"
+        )
     if one.censored:
         return f"in the {one.censored[0]} it exceeds the lengths measured, so the change is only a bound"
     if one.low is None or one.high is None:

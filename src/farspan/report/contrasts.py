@@ -154,7 +154,8 @@ def robustness_lines(result: Robustness) -> list[str]:
 def difference_line(one: Difference) -> str:
     """Return a difference between two curves as a line."""
     shown = [
-        f"{'>' if name in one.censored else ''}{value:,.0f}" for name, value in zip(one.curves, one.values, strict=True)
+        str(MemoryLength(value, censored=name in one.censored, below=below or None))
+        for name, value, below in zip(one.curves, one.values, one.below, strict=True)
     ]
     how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
     value = " ".join(part for part in (signed_tokens(one.value), one.interval, one.unit) if part)

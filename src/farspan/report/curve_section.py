@@ -53,7 +53,7 @@ CURVE_COLUMNS = (
 )  # fmt: skip
 LENGTH_COLUMNS = (
     *WHOSE, "trained_length", "repeats", "measure", "tokens", "low", "high", "censored", "interval_censored",
-    "reason", "characters",
+    "below", "reason", "characters",
 )  # fmt: skip
 
 
@@ -350,7 +350,8 @@ def _lengths(one: CurveMember) -> Iterator[dict[str, Any]]:
     for measure in (*COLUMNS, *PAPER_COLUMNS):
         length: stats.MemoryLength = getattr(one.summary, measure)
         characters = one.in_characters(length)
-        line = {name: getattr(length, name) for name in ("low", "high", "censored", "interval_censored", "reason")}
+        ends = ("low", "high", "censored", "interval_censored", "below", "reason")
+        line = {name: getattr(length, name) for name in ends}
         line |= {"measure": measure, "tokens": length.value, "trained_length": one.trained_length}
         line |= {"repeats": one.summary.repeats, "characters": None if characters is None else characters.value}
         yield whose(one) | line

@@ -13,7 +13,7 @@ from farspan.report.curve_figures import ACCURACY, LENGTH
 from farspan.report.export import counted
 from farspan.report.figure import COLOURS, Figure, Line, Rule
 from farspan.report.picture import draw_grid
-from farspan.stats import MeasuredCurve, Summary, measured_mean
+from farspan.stats import MeasuredCurve, MemoryLength, Summary, measured_mean
 
 TERMS = {"loss_sparse": "target after sampled memory", "loss_window": "ordinary window"}
 REPEATING = re.compile(r"\brepeat=(?!0*\.?0*(,|$))")  # a share above 0
@@ -208,14 +208,16 @@ def measured_table(log: Log, text: str) -> str:
             found = ", ".join(memory_length(entry, name) for entry in ends)
             title = f"Forgetting curve, {name.replace('_', '-')} in tokens, {', '.join(_steps(ends))}"
             lines.append(f"\n{title}: {found}.")
-        if ">" in lines[-1] + lines[-2]:
-            lines.append("\n`>`: beyond the lengths measured.")
+        if ">" in lines[-1] + lines[-2] or "<" in lines[-1] + lines[-2]:
+            lines.append("\n`>`, `<`: beyond the lengths measured.")
     return "\n".join([*lines, ""])
 
 
 def memory_length(logged: Mapping[str, Any], name: str) -> str:
-    """Return half_life or span of an entry of a log in whole tokens, with `>` if it is beyond the lengths measured."""
-    return f"{'>' if logged.get(f'farspan/{name}_censored') else ''}{logged[f'farspan/{name}']:,.0f}"
+    """Return half_life or span of an entry of a log in whole tokens, with `>` or `<` if it is outside the lengths
+    measured."""
+    value, more, below = (logged.get(f"farspan/{name}{end}") for end in ("", "_censored", "_below"))
+    return str(MemoryLength(value or 0.0, censored=bool(more), below=below))
 
 
 def _written(value: float | None, form: str) -> str:

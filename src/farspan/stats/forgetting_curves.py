@@ -247,6 +247,11 @@ def is_judged(curve: MeasuredCurve) -> np.ndarray:
     return enough if enough.any() else np.ones_like(enough)
 
 
+def shortest_judged(curve: MeasuredCurve) -> float:
+    """Return the shortest length used for thresholds: a crossing before it is somewhere below it."""
+    return float(curve.lengths[is_judged(curve)][0])
+
+
 def repeats_at(curve: MeasuredCurve) -> np.ndarray:
     """Return the number of repeats with a value at each length, the weights of a fit."""
     return np.isfinite(curve.copy).sum(0).astype(float)

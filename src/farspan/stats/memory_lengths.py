@@ -42,6 +42,7 @@ from farspan.stats.forgetting_curves import (
     is_judged,
     memory_index,
     repeats_at,
+    shortest_judged,
     whole_repeats,
     without_windows,
 )
@@ -78,9 +79,10 @@ class MemoryLength:
     censored: bool = False  # the true value is larger
     reason: str = ""  # why the measurement ended there, or why the value is 0
     interval_censored: bool = False  # the upper end of the interval is larger than `high`
+    below: float | None = None  # tokens; the true value is smaller, and `value` is 0
 
     def __str__(self) -> str:
-        text = f"{'>' if self.censored else ''}{self.value:z,.0f}"
+        text = f"{'>' if self.censored else ''}{self.value:z,.0f}" if self.below is None else f"<{self.below:,.0f}"
         if self.low is not None and self.high is not None:
             text += f" [{self.low:z,.0f}, {'>' if self.interval_censored else ''}{self.high:z,.0f}]"
         return text
@@ -125,20 +127,20 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
 
     def length(name: str) -> MemoryLength:
         value, censored = values[name]
-        reason = ended if censored else ""
+        reason, below = ended if censored else "", None
         if name in CROSSINGS and value == 0.0:
-            shortest = measured.lengths[is_judged(measured)][0]
-            reason = f"below the threshold already at {shortest:,.0f}, the shortest length judged: measure shorter ones"
+            below = shortest_judged(measured)
+            reason = f"below the threshold already at {below:,.0f}, the shortest length judged: measure shorter ones"
         elif name in CROSSINGS and not shown[tested[name]]:
             reason = "; ".join(part for part in (reason, unsure[tested[name]]) if part)
         if not chance:
-            return MemoryLength(value, censored=censored, reason=reason)
+            return MemoryLength(value, censored=censored, reason=reason, below=below)
         low, high, over = chance[name]
         if name in CROSSINGS:
             low, high, over = _outwards(measured, low, high, over)
             low = min(low, established(measured, name, CENSORED_LEVEL)) if over else low
             low = low if shown[tested[name]] else 0.0
-        return MemoryLength(value, low, high, censored, reason, over)
+        return MemoryLength(value, low, high, censored, reason, over, below)
 
     def paper(passes: np.ndarray, name: str) -> MemoryLength:
         """Return the largest length measured that passes, 0 if none does: section 3.3, as in the authors' Table 3. They

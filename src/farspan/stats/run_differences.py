@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-from farspan.stats.forgetting_curves import MeasuredCurve, whole_repeats
+from farspan.stats.forgetting_curves import MeasuredCurve, shortest_judged, whole_repeats
 from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, multipliers, repeats_of
 from farspan.stats.intervals import LEAST_PAIRS, has_no_width, two_sided, welch_freedom
 
@@ -18,7 +18,8 @@ class Difference:
     """A number of the second curve minus the first's, with its 95 % interval.
 
     The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
-    curves. p is that of the two-sided t test with this s: below 0.05 if the interval excludes 0.
+    curves. p is that of the two-sided t test with this s: below 0.05 if the interval excludes 0. A crossing below the
+    shortest length judged may be anywhere below it: the interval covers all these values, and p is the largest of them.
     """
 
     name: str  # one of COMPARED
@@ -33,6 +34,7 @@ class Difference:
     error: float  # s
     freedom: float  # degrees of freedom of t
     unit: str = "tokens"
+    below: tuple[float, float] = (0.0, 0.0)  # the values are smaller than these and written as 0; 0: measured
 
     @property
     def interval(self) -> str:
@@ -142,27 +144,35 @@ def _differences(
             squared = [float(np.var(others)) for others in samples]
             error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
         value = values[1] - values[0]
+        below = (0.0, 0.0)
+        if name != "span" and not same:
+            below = tuple(  # type: ignore[assignment]
+                shortest_judged(one) * scale if value == 0.0 else 0.0
+                for one, scale, value in zip(curves, scales, values, strict=True)
+            )
+        least = min(0.0, value + below[1]) if value < 0 else max(0.0, value - below[0])
         half = float(stdtrit(freedom, 0.975)) * error
         # a crossing beyond the lengths measured may be at any longer one; the span ends at a known length
         censored = [name != "span" and is_censored for _, is_censored in found]
         is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
         if same and not any(censored):
             is_open = [False, False]
-        sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0)
+        sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0) or all(below)
         result.append(
             Difference(
                 name,
                 names,
                 (values[0], values[1]),
                 value,
-                None if is_open[0] else value - half,
-                None if is_open[1] else value + half,
-                None if sign_unknown or min(repeats) < LEAST_PAIRS else two_sided(value, error, freedom, min(repeats)),
+                None if is_open[0] else value - half - below[0],
+                None if is_open[1] else value + half + below[1],
+                None if sign_unknown or min(repeats) < LEAST_PAIRS else two_sided(least, error, freedom, min(repeats)),
                 pairs,
                 tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
                 error,
                 freedom,
                 unit,
+                below,
             )
         )
     return result

@@ -14,6 +14,7 @@ from farspan.files import write
 from farspan.report.export import bounds, counted
 from farspan.report.exports.numbers import Number, is_hub_id, numbers_of, slug, text_of
 from farspan.report.runs import Source
+from farspan.stats import MemoryLength
 from farspan.text.hub import HUB_ID
 
 
@@ -95,8 +96,11 @@ def _dataset(number: Number) -> str:
 
 def _notes(number: Number) -> str:
     """Return how a number was measured: interval, method, task, settings and version."""
-    interval = bounds(number.low, number.high, "{:.6g}".format, high_is_beyond=number.interval_is_beyond)
-    beyond = "the value is beyond the lengths measured" if number.is_beyond else ""
+    memory = number.memory or MemoryLength(number.value)
+    interval = bounds(number.low, number.high, "{:.6g}".format, high_is_beyond=memory.interval_censored)
+    beyond = "the value is beyond the lengths measured" if memory.censored else ""
+    if memory.below is not None:
+        beyond = f"the value is below {memory.below:,.0f}, the shortest length judged"
     parts = [
         "farspan",
         number.meaning,

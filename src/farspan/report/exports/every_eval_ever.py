@@ -86,9 +86,11 @@ def _result(number: Number) -> dict[str, Any]:
     if number.low is not None and number.high is not None:
         ends = {"lower": number.low, "upper": number.high, "confidence_level": 0.95, "method": METHOD}
         score["uncertainty"]["confidence_interval"] = ends
-    beyond = {"value_beyond_lengths_measured": number.is_beyond, "upper_beyond": number.interval_is_beyond}
-    if any(beyond.values()):
+    if (one := number.memory) is not None and (one.censored or one.interval_censored or one.below is not None):
+        beyond = {"value_beyond_lengths_measured": one.censored, "upper_beyond": one.interval_censored}
         score["details"] = {key: str(value).lower() for key, value in beyond.items()}
+        if one.below is not None:
+            score["details"]["value_below"] = f"{one.below:.0f}"
     data_hash = next((settings[key] for key in ("target_hash", "text_hash", "data_hash") if key in settings), None)
     source_data = {"dataset_name": text_of(number), "source_type": "other"}
     return {

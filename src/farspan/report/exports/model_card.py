@@ -10,7 +10,6 @@ from farspan.report.export import counted, markdown_table, plain, with_interval
 from farspan.report.exports.numbers import Number, numbers_of
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.runs import Source, grouped, short_names
-from farspan.stats import MemoryLength
 from farspan.terminal import shown
 
 CARD = "farspan.md"
@@ -53,7 +52,7 @@ def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
     if first.length is None:
         meanings = "; ".join(f"{spoken(name)}: {HEADLINE[name]}" for name in head)
         yield from (
-            f"Lengths in tokens from the forgetting curve (arXiv 2410.04727). {meanings}; `>`: more than was measured.",
+            f"Lengths in tokens from the forgetting curve (arXiv 2410.04727). {meanings}; `>`, `<`: more and less than was measured.",
             "",
         )
     else:
@@ -72,6 +71,4 @@ def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
 def _cell(one: Number | None) -> str:
     if one is None:
         return ""
-    if one.unit == "tokens":
-        return str(MemoryLength(one.value, one.low, one.high, one.is_beyond, "", one.interval_is_beyond))
-    return with_interval(one.value, one.low, one.high)
+    return str(one.memory) if one.memory else with_interval(one.value, one.low, one.high)

@@ -10,6 +10,7 @@ from farspan.report.curve_section import COLUMNS
 from farspan.report.curves import HEADLINE, CurveMember
 from farspan.report.kinds import MEMBERS
 from farspan.report.runs import Group, Member, Source, grouped
+from farspan.stats import MemoryLength
 from farspan.text.hub import HUB_ID
 
 UNMEASURED = "neither direction of its numbers is better, and the format needs one: it is left out"
@@ -30,8 +31,7 @@ class Number:
     higher_is_better: bool
     n: int  # repeats
     length: int | None = None  # in the group's unit; None: of the whole curve
-    is_beyond: bool = False  # the true value is larger than the lengths measured
-    interval_is_beyond: bool = False  # so is the upper end of its interval
+    memory: MemoryLength | None = None  # what the number is, if it is a memory length
     details: Mapping[str, float] = field(default_factory=dict)  # means of other scores at this length
 
     @property
@@ -74,10 +74,8 @@ def _memory(member: CurveMember, group: Group) -> Iterator[Number]:
         return
     for name in COLUMNS:
         one = getattr(member.summary, name)
-        ends = one.low, one.high
-        beyond = one.censored, one.interval_censored
-        about = name, f"forgetting curve: {HEADLINE[name]}", one.value
-        yield Number(member, group, *about, *ends, "tokens", True, member.summary.repeats, None, *beyond)
+        about = name, f"forgetting curve: {HEADLINE[name]}", one.value, one.low, one.high
+        yield Number(member, group, *about, "tokens", True, member.summary.repeats, memory=one)
 
 
 def slug(name: str) -> str:
