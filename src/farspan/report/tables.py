@@ -15,9 +15,9 @@ WINS = "W/T/L"
 COSTS = ("tokens", "tok/s in", "tok/s out", "weights + context + activations")
 SERVER_COSTS = ("tokens", "requests", "prompt tokens", "from the cache")
 COST_TITLES = {  # by the costs in the table
-    COSTS: "cost: tokens read (in) and generated (out) per second, and memory, at the longest length measured",
-    SERVER_COSTS: "cost on the server: requests and prompt tokens of a row, and how many came from its cache, at "
-    "the longest length measured",
+    COSTS: "cost at the longest length measured, medians: tokens read (in) and generated (out) per second, and memory",
+    SERVER_COSTS: "cost on the server at the longest length measured: requests and prompt tokens of a row, and how "
+    "many came from its cache",
 }
 FURTHER = "number of examples with a result, and means of further scores"
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}

@@ -64,7 +64,7 @@ from farspan.stats.headlines import (
 from farspan.stats.intervals import measured_mean
 from farspan.stats.joint_test import established
 
-UNSURE = "its interval begins at 0: a joint test does not show with 95 % confidence that {} at any length"
+UNSURE = "its interval begins at 0: {} texts do not show (joint test, 95 %) that {} at any length"
 JOINT_LEVEL = 0.05  # one-sided, of the test for any memory
 CENSORED_LEVEL = 0.1  # likewise, of the lower end of a value that may be beyond the last length
 
@@ -123,7 +123,8 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
     chance = by_chance(measured, seed=seed, bootstraps=bootstraps)
     tested = {name: "fine" if name == "fine" else "gap" for name in CROSSINGS}
     shown = {of: not chance or established(measured, of, JOINT_LEVEL) > 0 for of in ("fine", "gap")}
-    unsure = {"fine": UNSURE.format("copy accuracy exceeds 99 %"), "gap": UNSURE.format("the gap exceeds 0")}
+    whats = {"fine": "copy accuracy exceeds 99 %", "gap": "copy accuracy exceeds the control"}
+    unsure = {of: UNSURE.format(whole_repeats(measured), what) for of, what in whats.items()}
 
     def length(name: str) -> MemoryLength:
         value, censored = values[name]

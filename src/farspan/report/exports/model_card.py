@@ -52,7 +52,8 @@ def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
     if first.length is None:
         meanings = "; ".join(f"{spoken(name)}: {HEADLINE[name]}" for name in head)
         yield from (
-            f"Lengths in tokens from the forgetting curve (arXiv 2410.04727). {meanings}; `>`, `<`: more and less than was measured.",
+            f"Lengths in tokens from the forgetting curve (arXiv 2410.04727). {meanings}; `>`, `<`: more and less than "
+            "was measured.",
             "",
         )
     else:
