@@ -340,7 +340,7 @@ def test_runs_become_a_page(models: Path) -> None:
     ("options", "said"),
     [
         (("--depths", "0,1.5"), "from 0, the beginning of the text, which gives the curve, to at most 1"),
-        (("--depths", "3", *PROBE, "--lengths", "4,16"), "is too short for depths"),
+        (("--depths", "3", *PROBE, "--lengths", "4,16"), "are too short for depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),
         (("--minutes", 1), "needs --lengths auto"),
@@ -617,7 +617,7 @@ def test_depths_that_no_length_has_are_refused_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("farspan.measuring.loader.load", lambda *_, **__: pytest.fail("loaded"))
     said = refused(curve(models / "llama", "--depths", 3, *PROBE, "--lengths", "4,16"))
-    assert "a length of 4 is too short for depths: --warmup and --scored need 6 tokens" in said
+    assert "lengths up to 6 tokens, which --warmup and --scored need, are too short for depths" in said
     assert "depths need --protocol probe" in refused(curve(models / "llama", "--depths", 3, "--protocol", "nested"))
     for number in ("", 0, 1, 10**6):
         assert "from 2 to 1,000" in refused(curve(models / "llama", "--depths", number))

@@ -311,7 +311,7 @@ def test_lengths_that_are_too_short_are_refused_and_the_others_measured(
     said = [line for line in result.stderr.splitlines() if "at 8: refused" in line]
     assert len(said) == 1
     assert "full, " in said[0]
-    assert "topk:k=4 at 8: refused: 8 target tokens leave no context in a length of 8 tokens" in said[0]
+    assert "topk:k=4 at 8: refused: 8 target tokens leave no context in lengths up to 8 tokens" in said[0]
     assert "perplexity:target_tokens=N" in said[0]
     assert "--target-tokens" not in result.output
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()
@@ -485,6 +485,13 @@ def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, folder: Path
         ("curve:protocol=nested", 16), ("curve:protocol=nested", 32),
     ]  # fmt: skip
     assert all(isinstance(one.cost, str) == one.method.startswith("sinks") for one in planned)
+
+
+def test_a_plan_prints_each_reason_of_a_method_once(text: str, folder: Path) -> None:
+    arguments = ["compare", str(folder), "--plan", "--text", text, "--lengths", "6,7,8,32", "--no-cost"]
+    result = CliRunner().invoke(app, [*arguments, "--task", "perplexity:target_tokens=8"])
+    (line,) = [line for line in result.stdout.splitlines() if "target tokens leave no context" in line]
+    assert "target_tokens=8 at 6, 7, 8: refused: 8 target tokens" in line
 
 
 def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str, folder: Path) -> None:

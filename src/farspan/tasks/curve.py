@@ -365,8 +365,8 @@ def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int],
         raise ValueError(f"depths need --protocol probe; {protocol} scores the whole text")
     if lengths and lengths[0] <= probe:
         raise ValueError(
-            f"a length of {lengths[0]:,} is too short for depths: --warmup and --scored need {probe:,} tokens; use "
-            f"lengths from {probe + 1:,} on, or smaller --warmup and --scored"
+            f"lengths up to {probe:,} tokens, which --warmup and --scored need, are too short for depths: give longer "
+            "ones, or smaller --warmup and --scored"
         )
 
 
