@@ -487,6 +487,16 @@ def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, folder: Path
     assert all(isinstance(one.cost, str) == one.method.startswith("sinks") for one in planned)
 
 
+@pytest.mark.parametrize(("lengths", "targets"), [("auto", 256), ("512,1024", 256), ("64,256", 32)])
+def test_the_default_task_has_targets_that_fit_the_shortest_length(
+    lengths: str, targets: int, text: str, folder: Path
+) -> None:
+    arguments = ["compare", str(folder), "--plan", "--json", "--text", text, "--lengths", lengths, "--no-cost"]
+    result = CliRunner().invoke(app, [*arguments, "--repeats", "2"])
+    whats = {one["what"] for one in json.loads(result.stdout.splitlines()[-1])["plans"]}
+    assert whats == {f"perplexity:targets=fixed,target_tokens={targets}"}
+
+
 def test_a_plan_prints_each_reason_of_a_method_once(text: str, folder: Path) -> None:
     arguments = ["compare", str(folder), "--plan", "--text", text, "--lengths", "6,7,8,32", "--no-cost"]
     result = CliRunner().invoke(app, [*arguments, "--task", "perplexity:target_tokens=8"])
