@@ -313,6 +313,16 @@ def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
     assert Path("run/recall.png").exists()
 
 
+@pytest.mark.parametrize(
+    "command", [("recall", "--length", 40, "--points", 3), ("curve", "--lengths", 40, "--depths", 3)]
+)
+def test_short_texts_have_depths_too(command: tuple[object, ...], models: Path) -> None:
+    name, *options = command
+    result = farspan(name, models / "llama", *options, "--text", "text.txt", "--repeats", 2, "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert {(row.depth, row.scores["scored"]) for row in read_rows("run")} == {(0.0, 4), (0.5, 4), (1.0, 4)}
+
+
 def test_texts_are_tested_against_each_other(models: Path) -> None:
     Path("other.txt").write_text("pack my box with five dozen liquor jugs " * 60)
     both = ("--prefix-text", "text.txt", "--prefix-text", "other.txt", "--repeats", 4, "--test", "--json")

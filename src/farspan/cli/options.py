@@ -124,11 +124,15 @@ PrefixTexts = Annotated[
 ]
 Warmup = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512.", 0),
+    count(
+        TASK,
+        "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512, less if depths need it.",
+        0,
+    ),
 ]
 Scored = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024."),
+    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024, less if depths need it."),
 ]
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
