@@ -549,11 +549,18 @@ def test_a_wrong_command_line_is_refused_in_one_line(arguments: list[str], line:
     assert (result.exit_code, result.stderr, result.stdout) == (2, line, "")
 
 
-@pytest.mark.parametrize("command", [["ask", "demo", "who?"], ["doctor", "demo"], ["search", "rope", "demo"]])
+@pytest.mark.parametrize("command", [["ask", "demo", "who?"], ["doctor", "demo"]])
 def test_a_model_beside_a_server_is_refused_where_one_is_expected(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--base-url", "http://127.0.0.1:9"])
     expected = "error: two models: got 'demo' and --base-url, expected one: leave out one of them\n"
     assert (result.exit_code, result.stderr) == (2, expected)
+
+
+@pytest.mark.parametrize("command", [["attention"], ["search", "rope"]])
+def test_commands_that_need_weights_offer_no_server(command: list[str]) -> None:
+    said = farspan(*command, "--help").stdout
+    assert "hub id" in said
+    assert not any(word in said for word in ("--base-url", "--served-model", "server", "Served"))
 
 
 def test_a_wrong_value_of_an_option_is_refused_in_one_line_with_the_value() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from farspan.cli.options import Loading, Running, err
+from farspan.cli.options import LocalLoading, Running, err
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def run_measurement(
     methods: list[str] | None,
     tasks: "Sequence[str | Task]",
     running: Running,
-    loading: Loading,
+    loading: LocalLoading,
     *,
     refusals: bool = False,
     minutes: float | None = None,

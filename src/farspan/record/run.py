@@ -335,8 +335,8 @@ def continued(
     refuse_differences(folder, "run", _by_name(before), _by_name(now))
     if before.get(LARGEST) != now.get(LARGEST):
         raise ValueError(
-            f"{folder}: --lengths auto chooses texts by the trained lengths of all models of a run, and the models named "
-            "now have others than those before. Name the same models, or measure all of them into another folder (--out)"
+            f"{folder}: --lengths auto chooses texts by the trained lengths of all models of a run, and the models "
+            "named now have others than those before. Name the same models, or measure all into another folder (--out)"
         )
     if "methods" not in before or "methods" not in now:
         return dict(before)
