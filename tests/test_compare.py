@@ -96,7 +96,7 @@ def test_a_model_without_time_for_one_length_has_the_status_budget(lm: LM, text:
     rows = compare([lm], ["full"], tmp_path, how, ("curve",))
     assert rows
     assert {row.status for row in rows} == {"budget"}
-    assert all("left 0.0 s of its time" in str(row.reason) for row in rows)
+    assert all("0.0 s are left after timing" in str(row.reason) for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def plan_examples(
     possible = within_positions(bound, lm, examples)
     if not possible:
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
-    examples, num_done = _missing(possible, rows)
+    examples, num_done = still_missing(possible, rows)
     if not examples:
         seconds = 0.0 if calibrate or tflops is not None else None
         return Plan(0, 0, 0.0, lm.num_bytes, 0, 0, seconds, None, num_done=num_done)
@@ -135,7 +135,7 @@ def plan_examples(
     )
 
 
-def _missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tuple[list[Example[Any]], int]:
+def still_missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tuple[list[Example[Any]], int]:
     """Return the examples with the lengths at which they lack a finished row, and the number of finished rows."""
     done = {row.place for row in rows if row.status not in UNFINISHED}
     wanted = {e.id: {n: {(e.id, n, depth) for depth in e.depths} for n in e.lengths} for e in examples}
