@@ -30,7 +30,7 @@ from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve
 from farspan.terminal import Terminal
 
-from tiny import tiny_model
+from tiny import configure, tiny_model
 
 TEXT = "the quick brown fox jumps over the lazy dog and back again, over and over. " * 40
 METHODS = ["full", "sinks:window=12,sinks=2", "topk:k=4"]
@@ -502,6 +502,8 @@ def test_a_plan_prints_each_reason_of_a_method_once(text: str, folder: Path) -> 
     result = CliRunner().invoke(app, [*arguments, "--task", "perplexity:target_tokens=8"])
     (line,) = [line for line in result.stdout.splitlines() if "target tokens leave no context" in line]
     assert "target_tokens=8 at 6, 7, 8: refused: 8 target tokens" in line
+    configure(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    assert CliRunner().invoke(app, arguments).stdout.count("read with plain forwards") == 1
 
 
 def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str, folder: Path) -> None:

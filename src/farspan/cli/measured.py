@@ -162,15 +162,18 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
     if weights and not timed:
         console.print("time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12")
     refused: dict[tuple[str, str], list[str]] = {}
+    slow: dict[str, None] = {}  # each line once
     for model, method, what, length, cost in plans:
         if isinstance(cost, str):
             refused.setdefault((f"{model} {method}, {what}", cost), []).append(f"{length:,}")
             continue
         if cost.fallback:
-            console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
+            slow[f"{model} {method}: read with plain forwards: {cost.fallback}"] = None
         if cost.parts:
             parts = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:,.3g} GiB" for name, size in cost.parts.items())
             console.print(f"{model} {method}: {parts}", markup=False, highlight=False)
+    for text in slow:
+        console.print_line(text, style="yellow")
     for (cell, reason), lengths in refused.items():
         console.print_line(f"{cell} at {', '.join(lengths)}: refused: {reason}", style="red")
     if as_json:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -127,15 +128,15 @@ def measure_adaptively(
     rounds.record_unaffordable(grid if budget.left < 0 else [n for n in grid if n not in lengths], start)
 
     # decisions use only the lengths and repeats of the rounds so far, not rows that an earlier run added
-    asked = set(grid)
-    while new := finer_lengths(rounds.curve(asked, start), longest):
-        asked |= set(new)
+    chosen = set(grid)
+    while new := finer_lengths(rounds.curve(chosen, start), longest):
+        chosen |= set(new)
         if not rounds.measure(task, new, start, ", refining"):
             break
     given_up: set[str] = set()
     curve_only = replace(task, depths=(0.0,))
     while repeats is None and start < (task.pool or 0):
-        more, hopeless = undecided(rounds.curve(asked, start), longest, task.pool or 0)
+        more, hopeless = undecided(rounds.curve(chosen, start), longest, task.pool or 0)
         for name in sorted(hopeless - given_up):
             watch.notice(
                 f"{lm.name} {method}: a narrow interval of {name.replace('_', '-')} needs more than {task.pool} "
@@ -253,7 +254,7 @@ class _Rounds:
         if not (missing := tuple(sorted({length for one in left for length in one.lengths}))):
             return grid
 
-        sizes = {"repeats": repeats, "seed": self.seed, "batch": self.batch, "chunk": self.chunk}
+        sizes: dict[str, Any] = {"repeats": repeats, "seed": self.seed, "batch": self.batch, "chunk": self.chunk}
         cost = partial(plan, self.task, self.method, self.lm, **sizes)
         everything = cost(lengths=missing, calibrate=True)
         seconds = everything.seconds or 0.0
