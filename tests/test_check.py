@@ -309,6 +309,19 @@ def test_lengths_in_names_are_not_broken_at_their_comma(capsys: pytest.CaptureFi
     assert "32,768" in capsys.readouterr().out
 
 
+def test_a_length_beyond_those_measured_and_the_p_of_what_is_undecided_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    unsure = Estimate(-48.0, -90.0, -6.0, 0.03)
+    one = Change(
+        "memory", "reach", "full", "curve", None, 2048, 2000, unsure, 102, True, 9, 0.09, censored=("baseline",)
+    )
+    print_changes(Comparison([one]), Terminal(width=120))
+    line = next(line.split() for line in capsys.readouterr().out.splitlines() if "reach" in line)
+    assert line[1:3] == [">2,048", "2,000"]
+    assert " ".join(line).endswith("undecided, p = 0.090")
+
+
 def test_changes_of_nats_are_not_points(capsys: pytest.CaptureFixture[str]) -> None:
     one = Change(
         "score", "nats gained per mention", "full", "", 64, 0.9, 0.7, Estimate(-0.2, -0.3, -0.1), 0.05, True, 9

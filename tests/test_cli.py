@@ -313,6 +313,16 @@ def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
     assert Path("run/recall.png").exists()
 
 
+@pytest.mark.parametrize(
+    "command", [("recall", "--length", 40, "--points", 3), ("curve", "--lengths", 40, "--depths", 3)]
+)
+def test_short_texts_have_depths_too(command: tuple[object, ...], models: Path) -> None:
+    name, *options = command
+    result = farspan(name, models / "llama", *options, "--text", "text.txt", "--repeats", 2, "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert {(row.depth, row.scores["scored"]) for row in read_rows("run")} == {(0.0, 4), (0.5, 4), (1.0, 4)}
+
+
 def test_texts_are_tested_against_each_other(models: Path) -> None:
     Path("other.txt").write_text("pack my box with five dozen liquor jugs " * 60)
     both = ("--prefix-text", "text.txt", "--prefix-text", "other.txt", "--repeats", 4, "--test", "--json")
@@ -340,7 +350,7 @@ def test_runs_become_a_page(models: Path) -> None:
     ("options", "said"),
     [
         (("--depths", "0,1.5"), "from 0, the beginning of the text, which gives the curve, to at most 1"),
-        (("--depths", "3", *PROBE, "--lengths", "4,16"), "is too short for depths"),
+        (("--depths", "3", *PROBE, "--lengths", "4,16"), "are too short for depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),
         (("--minutes", 1), "needs --lengths auto"),
@@ -539,11 +549,18 @@ def test_a_wrong_command_line_is_refused_in_one_line(arguments: list[str], line:
     assert (result.exit_code, result.stderr, result.stdout) == (2, line, "")
 
 
-@pytest.mark.parametrize("command", [["ask", "demo", "who?"], ["doctor", "demo"], ["search", "rope", "demo"]])
+@pytest.mark.parametrize("command", [["ask", "demo", "who?"], ["doctor", "demo"]])
 def test_a_model_beside_a_server_is_refused_where_one_is_expected(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--base-url", "http://127.0.0.1:9"])
     expected = "error: two models: got 'demo' and --base-url, expected one: leave out one of them\n"
     assert (result.exit_code, result.stderr) == (2, expected)
+
+
+@pytest.mark.parametrize("command", [["attention"], ["search", "rope"]])
+def test_commands_that_need_weights_offer_no_server(command: list[str]) -> None:
+    said = farspan(*command, "--help").stdout
+    assert "hub id" in said
+    assert not any(word in said for word in ("--base-url", "--served-model", "server", "Served"))
 
 
 def test_a_wrong_value_of_an_option_is_refused_in_one_line_with_the_value() -> None:
@@ -617,7 +634,7 @@ def test_depths_that_no_length_has_are_refused_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("farspan.measuring.loader.load", lambda *_, **__: pytest.fail("loaded"))
     said = refused(curve(models / "llama", "--depths", 3, *PROBE, "--lengths", "4,16"))
-    assert "a length of 4 is too short for depths: --warmup and --scored need 6 tokens" in said
+    assert "lengths up to 6 tokens, which --warmup and --scored need, are too short for depths" in said
     assert "depths need --protocol probe" in refused(curve(models / "llama", "--depths", 3, "--protocol", "nested"))
     for number in ("", 0, 1, 10**6):
         assert "from 2 to 1,000" in refused(curve(models / "llama", "--depths", number))

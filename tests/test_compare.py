@@ -30,7 +30,7 @@ from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve
 from farspan.terminal import Terminal
 
-from tiny import tiny_model
+from tiny import configure, tiny_model
 
 TEXT = "the quick brown fox jumps over the lazy dog and back again, over and over. " * 40
 METHODS = ["full", "sinks:window=12,sinks=2", "topk:k=4"]
@@ -96,7 +96,7 @@ def test_a_model_without_time_for_one_length_has_the_status_budget(lm: LM, text:
     rows = compare([lm], ["full"], tmp_path, how, ("curve",))
     assert rows
     assert {row.status for row in rows} == {"budget"}
-    assert all("left 0.0 s of its time" in str(row.reason) for row in rows)
+    assert all("0.0 s are left after timing" in str(row.reason) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_lengths_that_are_too_short_are_refused_and_the_others_measured(
     said = [line for line in result.stderr.splitlines() if "at 8: refused" in line]
     assert len(said) == 1
     assert "full, " in said[0]
-    assert "topk:k=4 at 8: refused: 8 target tokens leave no context in a length of 8 tokens" in said[0]
+    assert "topk:k=4 at 8: refused: 8 target tokens leave no context in lengths up to 8 tokens" in said[0]
     assert "perplexity:target_tokens=N" in said[0]
     assert "--target-tokens" not in result.output
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()
@@ -485,6 +485,25 @@ def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, folder: Path
         ("curve:protocol=nested", 16), ("curve:protocol=nested", 32),
     ]  # fmt: skip
     assert all(isinstance(one.cost, str) == one.method.startswith("sinks") for one in planned)
+
+
+@pytest.mark.parametrize(("lengths", "targets"), [("auto", 256), ("512,1024", 256), ("64,256", 32)])
+def test_the_default_task_has_targets_that_fit_the_shortest_length(
+    lengths: str, targets: int, text: str, folder: Path
+) -> None:
+    arguments = ["compare", str(folder), "--plan", "--json", "--text", text, "--lengths", lengths, "--no-cost"]
+    result = CliRunner().invoke(app, [*arguments, "--repeats", "2"])
+    whats = {one["what"] for one in json.loads(result.stdout.splitlines()[-1])["plans"]}
+    assert whats == {f"perplexity:targets=fixed,target_tokens={targets}"}
+
+
+def test_a_plan_prints_each_reason_of_a_method_once(text: str, folder: Path) -> None:
+    arguments = ["compare", str(folder), "--plan", "--text", text, "--lengths", "6,7,8,32", "--no-cost"]
+    result = CliRunner().invoke(app, [*arguments, "--task", "perplexity:target_tokens=8"])
+    (line,) = [line for line in result.stdout.splitlines() if "target tokens leave no context" in line]
+    assert "target_tokens=8 at 6, 7, 8: refused: 8 target tokens" in line
+    configure(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    assert CliRunner().invoke(app, arguments).stdout.count("read with plain forwards") == 1
 
 
 def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str, folder: Path) -> None:

@@ -314,7 +314,7 @@ def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> 
 
 def test_depths_need_lengths_with_room_for_them() -> None:
     task = curve_of(counting_text(), protocol="probe", depths=(0.0, 1.0), **PROBES)
-    with pytest.raises(ValueError, match="use lengths from 26 on"):
+    with pytest.raises(ValueError, match="lengths up to 25 tokens"):
         task.examples(toy_lm(), (25, 100), 2, seed=0)
 
 

@@ -685,6 +685,13 @@ def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> Non
     assert any("no other is shorter beyond chance (p ≥ 0.05 after Holm)" in text for text in shown.texts)
 
 
+def test_models_with_equal_lengths_are_said_to_tie(tmp_path: Path) -> None:
+    equal = [row(n, r, v, model="org/large") for r in range(4) for n, v in CURVE.items()]
+    shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", equal))
+    assert any(text.startswith("small and large tie for the longest half-life, ") for text in shown.texts)
+    assert not any("has the longest" in text for text in shown.texts)
+
+
 def test_models_that_share_no_texts_are_not_said_to_be_tested(tmp_path: Path) -> None:
     other = [row(n, r, v / 2, model="org/large", target=f"other {r}") for r in range(4) for n, v in CURVE.items()]
     shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", other))

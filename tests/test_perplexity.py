@@ -348,7 +348,7 @@ def test_a_text_too_short_for_the_default_lengths_ends_them_with_a_notice(
         ({"targets": "lats"}, r"targets = 'lats' is unknown; known are fixed, last, all \(did you mean 'last'\?\)"),
         ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
         ({"repeats": 0}, "repeats: got 0, expected a whole number, at least 1"),
-        ({"lengths": (64, 128), "target_tokens": 64}, "64 target tokens leave no context in a length of 64"),
+        ({"lengths": (64, 128), "target_tokens": 64}, "64 target tokens leave no context in lengths up to 64"),
         ({"targets": "all", "target_tokens": 64}, "all scores every token"),
         ({"buckets": 4}, "buckets belong to targets=all"),
     ],
@@ -362,7 +362,7 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str)
 def test_the_task_refuses_what_the_settings_cannot_know() -> None:
     with pytest.raises(ValueError, match=r"has 600 tokens, 6 windows of 100; 7 are needed: give a longer text"):
         perplexity_of(few_tokens(), target_tokens=15).examples(toy_lm(), (50, 100), 7, 0)
-    with pytest.raises(ValueError, match=r"20 target tokens leave no context in a length of 20"):
+    with pytest.raises(ValueError, match=r"20 target tokens leave no context in lengths up to 20"):
         perplexity_of(few_tokens(), target_tokens=20).examples(toy_lm(), (20, 30), 2, 0)
     with pytest.raises(ValueError, match=r"target_tokens = 0"):
         perplexity_of(few_tokens(), target_tokens=0)
@@ -434,7 +434,7 @@ def test_a_plan_measures_nothing(model: Path) -> None:
     ("options", "said"),
     [
         (("--lengths", "0,16"), "lengths [0, 16] must be positive numbers of tokens"),
-        (("--target-tokens", 16), "16 target tokens leave no context in a length of 16"),
+        (("--target-tokens", 16), "16 target tokens leave no context in lengths up to 16"),
         (("--targets", "lats"), "known are fixed, last, all"),
         (("--lengths", "64,100000"), "windows of 100,000; 3 are needed: give a longer text"),
         (("--method", "nope"), "method 'nope' is unknown"),

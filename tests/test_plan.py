@@ -95,6 +95,15 @@ def test_layers_with_a_window_attend_to_no_more_than_it(tokenizer: Any) -> None:
     assert lm.flops(50, 10, 0) - lm.flops(0, 10, 0) == 4 * 32 * 10 * (50 + 39)
 
 
+@pytest.mark.parametrize(
+    ("how", "seen"), [("sinks:window=20", 24), ("sinks:window=20,stride=8", 31), ("lambda_mask:window=20", 30)]
+)
+def test_a_window_of_a_method_limits_the_keys_that_a_plan_counts(how: str, seen: int, lm: LM) -> None:
+    with method(how).on(lm) as reader:
+        longer = reader.flops(500, 100, 0) - reader.flops(500, 20, 0)
+    assert longer == 80 * lm.flops(seen - 1, 1, 0)
+
+
 def test_only_the_experts_that_a_token_passes_count(tokenizer: Any) -> None:
     one, two = (wrap(tiny_model("gpt_oss", num_experts_per_tok=n), tokenizer, "moe") for n in (1, 2))
     expert = 32 * 128 + 128 + 64 * 32 + 32  # gate and up, down, and their biases

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -124,12 +125,13 @@ class LM:
     def _flops(self) -> tuple[float, dict[int | None, float], float]:
         return hf.flops(self.model)
 
-    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+    def flops(self, num_before: int, num_tokens: int, num_scored: int, most: float = math.inf) -> float:
         """Return the multiplications and additions of one forward of one row: `num_tokens` after `num_before` others,
-        attention over all pairs of these tokens and the keys held, and the output head at `num_scored` positions."""
+        attention over all pairs of these tokens and the keys held, at most `most` keys for each token, and the output
+        head at `num_scored` positions."""
         per_token, per_pair, per_scored = self._flops
         attention = sum(
-            cost * num_tokens * (num_tokens + (num_before if window is None else min(num_before, window - 1)))
+            cost * num_tokens * min(most, num_tokens + (num_before if window is None else min(num_before, window - 1)))
             for window, cost in per_pair.items()
         )
         return per_token * num_tokens + attention + per_scored * num_scored

@@ -5,9 +5,9 @@ from typing import Annotated
 from farspan.cli.measured import run_measurement
 from farspan.cli.options import (
     TASK,
-    Loading,
+    LocalLoading,
+    LocalModels,
     Methods,
-    Models,
     Repeats,
     Running,
     TextOptions,
@@ -18,7 +18,7 @@ from farspan.cli.options import (
 
 
 def attention(
-    models: Models = None,
+    models: LocalModels,
     *,
     sampling: TextOptions,
     repeats: Repeats = 10,
@@ -27,7 +27,7 @@ def attention(
     bin: Annotated[int | None, count(TASK, "Tokens in a bin of distance; default 1,024, or less.")] = None,
     map_bins: Annotated[int, count(TASK, "Bins of the map by query and key; 0: no map.", 0, 512)] = 128,
     method: Methods = None,
-    loading: Loading,
+    loading: LocalLoading,
     running: Running,
 ) -> None:
     """Measure where attention goes: by distance, rank, layer and head, with and without sinks, and a map.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from farspan.cli.options import Loading, Running, err
+from farspan.cli.options import LocalLoading, Running, err
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def run_measurement(
     methods: list[str] | None,
     tasks: "Sequence[str | Task]",
     running: Running,
-    loading: Loading,
+    loading: LocalLoading,
     *,
     refusals: bool = False,
     minutes: float | None = None,
@@ -117,7 +117,7 @@ def shown_time(seconds: float) -> str:
 
 
 def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> None:
-    """Print a table of predicted costs, then each refusal and fallback.
+    """Print a table of predicted costs, then each fallback and each reason of a refusal.
 
     Args:
         adaptive: the plans are of the first round of `--lengths auto`.
@@ -161,16 +161,21 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
         console.print(f"{model}: the weights need a further {size}", markup=False, highlight=False)
     if weights and not timed:
         console.print("time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12")
+    refused: dict[tuple[str, str], list[str]] = {}
+    slow: dict[str, None] = {}  # each line once
     for model, method, what, length, cost in plans:
         if isinstance(cost, str):
-            at = "" if length is None else f" {length:,}"
-            console.print(f"{model} {method}, {what}{at}: {cost}", style="red", markup=False, highlight=False)
+            refused.setdefault((f"{model} {method}, {what}", cost), []).append(f"{length:,}")
             continue
         if cost.fallback:
-            console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
+            slow[f"{model} {method}: read with plain forwards: {cost.fallback}"] = None
         if cost.parts:
             parts = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:,.3g} GiB" for name, size in cost.parts.items())
             console.print(f"{model} {method}: {parts}", markup=False, highlight=False)
+    for text in slow:
+        console.print_line(text, style="yellow")
+    for (cell, reason), lengths in refused.items():
+        console.print_line(f"{cell} at {', '.join(lengths)}: refused: {reason}", style="red")
     if as_json:
         cells = [
             {"model": model, "method": method, "what": what}

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -78,8 +78,12 @@ TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, SERVED, RUN = "Model", "Served model", "Run"
 ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
 
-NAMED = "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server."
-IF_NEEDED = f"{NAMED} Not needed with --base-url."
+LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
+IF_NEEDED = (
+    "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server. Not needed with --base-url."
+)
+LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=checked(_known_place))]
+LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=checked(_known_place))]
 Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=checked(_known_place))]
 Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=checked(_known_place))]
 Methods = Annotated[
@@ -124,11 +128,15 @@ PrefixTexts = Annotated[
 ]
 Warmup = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512.", 0),
+    count(
+        TASK,
+        "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512, less if depths need it.",
+        0,
+    ),
 ]
 Scored = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024."),
+    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024, less if depths need it."),
 ]
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
@@ -142,8 +150,8 @@ AsJson = Annotated[bool, option(RUN, "Print the results as one line of JSON at t
 
 
 @dataclass(frozen=True)
-class Loading:
-    """Options: how models are loaded."""
+class LocalLoading:
+    """Options: how models are loaded by a command that needs their weights."""
 
     attention: Annotated[
         str | None, option(MODEL, "Attention implementation of transformers: eager, sdpa, ...", metavar="NAME")
@@ -166,6 +174,36 @@ class Loading:
     ] = None
     trust_remote_code: Annotated[bool, option(MODEL, "Run Python code that comes with the model.")] = False
     allow_pickle: Annotated[bool, option(MODEL, "Also read .bin weights, which can run code.")] = False
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by name."""
+        return {
+            f"--{field.name.replace('_', '-')}": value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+
+    def models(self, given: list[str] | None) -> list[str]:
+        """Return the models to measure."""
+        return list(given or ())
+
+    def loader(self) -> "Load":
+        """Return the loader of the models."""
+        from farspan.measuring.loader import Load
+
+        if self.device is not None and self.device_map is not None:
+            raise ValueError("--device and --device-map contradict each other: give one")
+        names = "revision", "trust_remote_code", "allow_pickle", "gguf"
+        options = {name: getattr(self, name) for name in names}
+        if self.device_map is not None:
+            options["device_map"] = self.device_map
+        return Load(self.dtype, self.device, self.attention, self.trained_length, options)
+
+
+@dataclass(frozen=True)
+class Loading(LocalLoading):
+    """Options: how models are loaded, or reached on a server."""
 
     base_url: Annotated[
         str | None, option(SERVED, "A model behind vLLM, SGLang or llama-server: http://127.0.0.1:8000.", metavar="URL")
@@ -203,15 +241,6 @@ class Loading:
             )
         return models
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults, by name."""
-        return {
-            f"--{field.name.replace('_', '-')}": value
-            for field in fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        }
-
     def only_model(self, given: str | None) -> str:
         """Return the model of a command that takes one.
 
@@ -224,28 +253,9 @@ class Loading:
         return model
 
     def loader(self) -> "Load":
-        """Return the loader of the models."""
-        from farspan.measuring.loader import Load
-
-        if self.device is not None and self.device_map is not None:
-            raise ValueError("--device and --device-map contradict each other: give one")
-        options: dict[str, Any] = {
-            "revision": self.revision,
-            "trust_remote_code": self.trust_remote_code,
-            "allow_pickle": self.allow_pickle,
-            "gguf": self.gguf,
-        }
-        if self.device_map is not None:
-            options["device_map"] = self.device_map
-        served = {
-            "model": self.served_model,
-            "tokenizer": self.tokenizer,
-            "concurrency": self.concurrency,
-            "wait": self.wait,
-            "insecure": self.insecure,
-            "trust_remote_code": self.trust_remote_code,
-        }
-        return Load(self.dtype, self.device, self.attention, self.trained_length, options, served)
+        names = "tokenizer", "concurrency", "wait", "insecure", "trust_remote_code"
+        served = {"model": self.served_model} | {name: getattr(self, name) for name in names}
+        return replace(super().loader(), served=served)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from farspan.cli.options import (
     TASK,
     AsJson,
     Chunk,
-    Loading,
-    Model,
+    LocalLoading,
+    LocalModel,
     Out,
     Scored,
     Text,
@@ -44,7 +44,7 @@ class Searching(TextOptions):
 
 
 def search_rope(
-    model: Model = None,
+    model: LocalModel,
     *,
     shape: Annotated[
         Shape, option(MODEL, "yarn: the ends of YaRN's ramp and its scale; factors: one factor for each frequency.")
@@ -64,7 +64,7 @@ def search_rope(
     repeats: Annotated[int, option(LENGTHS, "Texts at each length.", metavar="N")] = 8,
     warmup: Warmup = None,
     scored: Scored = None,
-    loading: Loading,
+    loading: LocalLoading,
     out: Out = None,
     batch: Annotated[int | None, count(RUN, "Texts read at once; default: as many as memory allows.")] = None,
     chunk: Chunk = None,
@@ -81,11 +81,10 @@ def search_rope(
         from farspan.measuring.search import search_rope as search
         from farspan.report.search import draw_search, print_search
 
-        name = loading.only_model(model)
         console = err if as_json else Terminal()
         settings = sampling.settings()
         found = search(
-            name,
+            model,
             shape=shape,
             factor=factor,
             evaluations=evaluations,
@@ -107,7 +106,7 @@ def search_rope(
         command = (
             None
             if found.best is None
-            else compare_command(found, name, factor, settings, target_text, loading, repeats)
+            else compare_command(found, model, factor, settings, target_text, loading, repeats)
         )
         if command is not None:
             if not found.best or not found.best.number:
@@ -130,7 +129,7 @@ def compare_command(
     factor: float,
     settings: dict[str, Any],
     target_text: str | None,
-    loading: Loading,
+    loading: LocalLoading,
     repeats: int,
 ) -> str:
     """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts if they are

@@ -76,5 +76,6 @@ def compare(
     """
     with one_line_errors(running.kept):
         settings = own_lengths(sampling.settings())
-        tasks = task or ["perplexity"]
+        # as `farspan perplexity`; the default lengths leave the default targets a context
+        tasks = task or ["perplexity" if settings["lengths"] is None else "perplexity:target_tokens=auto"]
         run_measurement(models, method, tasks, running, loading, repeats=repeats, cost=cost, refusals=True, **settings)

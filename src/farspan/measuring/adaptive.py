@@ -19,13 +19,15 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from farspan import stats
 from farspan.lm import LM
 from farspan.measuring.loop import Watch, measure_cell
-from farspan.measuring.plan import Plan, plan
+from farspan.measuring.plan import plan, still_missing
 from farspan.methods import Method
 from farspan.record import Row, Run
 from farspan.tasks.curve import RING, BoundCurve
@@ -126,19 +128,19 @@ def measure_adaptively(
     rounds.record_unaffordable(grid if budget.left < 0 else [n for n in grid if n not in lengths], start)
 
     # decisions use only the lengths and repeats of the rounds so far, not rows that an earlier run added
-    asked = set(grid)
-    while new := finer_lengths(rounds.curve(asked, start), longest):
-        asked |= set(new)
+    chosen = set(grid)
+    while new := finer_lengths(rounds.curve(chosen, start), longest):
+        chosen |= set(new)
         if not rounds.measure(task, new, start, ", refining"):
             break
     given_up: set[str] = set()
     curve_only = replace(task, depths=(0.0,))
     while repeats is None and start < (task.pool or 0):
-        more, hopeless = undecided(rounds.curve(asked, start), longest, task.pool or 0)
+        more, hopeless = undecided(rounds.curve(chosen, start), longest, task.pool or 0)
         for name in sorted(hopeless - given_up):
             watch.notice(
-                f"{lm.name} {method}: even {task.pool} repeats would leave the interval of "
-                f"{name.replace('_', '-')} wide, so none are added; --repeats N measures N at every length"
+                f"{lm.name} {method}: a narrow interval of {name.replace('_', '-')} needs more than {task.pool} "
+                "repeats, so none are added automatically; measure more than these at every length (--repeats)"
             )
         given_up |= hopeless
         start += RING
@@ -246,36 +248,25 @@ class _Rounds:
         Raises:
             BudgetError: the budget is too small for one length.
         """
-        done = {(row.length, row.repeat, row.depth) for row in self.rows if row.status == "ok"}
-        wanted = [(repeat, depth) for repeat in range(repeats) for depth in self.task.depths]
-        missing = tuple(n for n in grid if any((n, *what) not in done for what in wanted))
-        if self.budget.seconds == math.inf or not missing:
+        if self.budget.seconds == math.inf:
+            return grid
+        left, _ = still_missing(self.task.examples(self.lm, grid, repeats, self.seed), self.rows)
+        if not (missing := tuple(sorted({length for one in left for length in one.lengths}))):
             return grid
 
-        def cost(lengths: tuple[int, ...], calibrate: bool = False) -> Plan:
-            return plan(
-                self.task,
-                self.method,
-                self.lm,
-                lengths=lengths,
-                repeats=repeats,
-                seed=self.seed,
-                batch=self.batch,
-                chunk=self.chunk,
-                calibrate=calibrate,
-            )
-
-        everything = cost(missing, calibrate=True)
+        sizes: dict[str, Any] = {"repeats": repeats, "seed": self.seed, "batch": self.batch, "chunk": self.chunk}
+        cost = partial(plan, self.task, self.method, self.lm, **sizes)
+        everything = cost(lengths=missing, calibrate=True)
         seconds = everything.seconds or 0.0
         may = self.budget.left * BUDGET_SHARE * everything.flops / max(seconds, 1e-9)
         for end in range(len(missing), 0, -1):
-            if cost(missing[:end]).flops <= may:
+            if cost(lengths=missing[:end]).flops <= may:
                 return tuple(n for n in grid if n not in missing[end:])
-        needed = cost(missing[:1]).flops * seconds / everything.flops / BUDGET_SHARE
+        needed = cost(lengths=missing[:1]).flops * seconds / everything.flops / BUDGET_SHARE
         raise BudgetError(
-            f"timing {self.lm.name} left {max(self.budget.left, 0.0):,.1f} s of its time, too little "
-            f"for one length: {repeats} repeats of {missing[0]:,} tokens take about {max(needed, 1.0):,.0f} s; give "
-            "more --minutes"
+            f"{max(self.budget.left, 0.0):,.1f} s are left after timing {self.lm.name}, too little for the first "
+            f"length: {repeats} repeats of {missing[0]:,} tokens take about {max(needed, 1.0):,.0f} s; give more "
+            "--minutes"
         )
 
     def measure(
@@ -290,9 +281,10 @@ class _Rounds:
                 return self.longest
             return last_worth_measuring([r for r in self.rows if r.repeat < repeats], self.longest)
 
-        tokens = self._missing_tokens(task, lengths, repeats)
+        left, _ = still_missing(task.examples(self.lm, lengths, repeats, self.seed), self.rows)
+        tokens = sum(w.num_rows * w.num_tokens for one in left for w in task.work(self.lm, one))
         if self.tokens and self.seconds / self.tokens * tokens > self.budget.left:
-            self.watch.notice(f"{self.lm.name} {self.method}: the time given ends before more lengths or repeats")
+            self.watch.notice(f"{self.lm.name} {self.method}: no time is left for more lengths or repeats (--minutes)")
             return False
         self.watch.start(f"{self.lm.name} {self.method}{title}", len(lengths) * repeats * len(task.depths))
         started = time.monotonic()
@@ -322,12 +314,3 @@ class _Rounds:
             lost = {"status": "budget", "reason": f"no time for it in {self.budget.seconds:,.0f} s"}
             place = {"length": length, "repeat": 0, "example": example.id}
             self.run.append(self.task.row(self.lm, str(self.method), self.seed, **place, **lost))
-
-    def _missing_tokens(self, task: BoundCurve, lengths: tuple[int, ...], repeats: int) -> int:
-        done = {(row.example, row.length, row.depth) for row in self.rows if row.status == "ok"}
-        total = 0
-        for example in task.examples(self.lm, lengths, repeats, self.seed):
-            left = tuple(n for n in lengths if any((example.id, n, depth) not in done for depth in task.depths))
-            if left:
-                total += sum(w.num_rows * w.num_tokens for w in task.work(self.lm, replace(example, lengths=left)))
-        return total

@@ -14,11 +14,10 @@ from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import measure_model
 from farspan.measuring.plan import Plan, Planned, plan_examples
 from farspan.measuring.result import Measured
-from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid, possible_lengths
+from farspan.measuring.setups import DEFAULT_REPEATS, Grid, grid, possible_lengths
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
 from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows
-from farspan.tasks import Example
 from farspan.text.documents import Text
 
 
@@ -175,37 +174,15 @@ def plans(
             for how in chosen:
                 wanted = lm.name, str(how), measurement
                 mine = [row for row in rows if (row.model, row.method, row.measurement) == wanted]
+                options: dict[str, Any] = {"calibrate": calibrate, "tflops": tflops, "rows": mine, **possible.sizes(lm)}
                 for part in [(n,) for n in one.lengths or ()] if what.compared else [one.lengths or ()]:
                     cost: Plan | str
+                    some = [replace(one, lengths=tuple(n for n in one.lengths if n in part)) for one in examples]
+                    some = [one for one in some if one.lengths]
                     try:
-                        cost = reasons.get(part[0]) or _plan(possible, examples, part, how, lm, mine, calibrate, tflops)
+                        cost = reasons.get(part[0]) or plan_examples(possible.bound, how, lm, some, repeats, **options)
                     except ValueError as error:
                         if not what.compared:
                             raise
                         cost = str(error)
                     yield Planned(lm.name, str(how), one.what, part[0] if what.compared else None, cost)
-
-
-def _plan(
-    one: Setup,
-    examples: Sequence[Example[Any]],
-    part: Sequence[int],
-    how: Method,
-    lm: LM,
-    rows: Sequence[Row],
-    calibrate: bool,
-    tflops: float | None,
-) -> Plan:
-    """Return the cost of the examples of a setup at a part of its lengths."""
-    some = [replace(one, lengths=tuple(n for n in one.lengths if n in part)) for one in examples]
-    return plan_examples(
-        one.bound,
-        how,
-        lm,
-        [example for example in some if example.lengths],
-        one.repeats or DEFAULT_REPEATS,
-        calibrate=calibrate,
-        tflops=tflops,
-        rows=rows,
-        **one.sizes(lm),
-    )

@@ -96,19 +96,19 @@ def plan_examples(
     possible = within_positions(bound, lm, examples)
     if not possible:
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
-    examples, num_done = _missing(possible, rows)
+    examples, num_done = still_missing(possible, rows)
     if not examples:
         seconds = 0.0 if calibrate or tflops is not None else None
         return Plan(0, 0, 0.0, lm.num_bytes, 0, 0, seconds, None, num_done=num_done)
-    asked = [list(bound.work(lm, example)) for example in examples]
+    by_example = [list(bound.work(lm, example)) for example in examples]
     batch = min(repeats, batch or batch_that_fits(bound, method, lm, examples))
-    num_rows = batch * max(w.num_rows for some in asked for w in some)
-    longest = max(w.num_before + w.num_tokens for some in asked for w in some)
+    num_rows = batch * max(w.num_rows for some in by_example for w in some)
+    longest = max(w.num_before + w.num_tokens for some in by_example for w in some)
     head = len(bound.separator(lm))
     with method.on(lm) as reader, bound.around(reader):
         chunk = reader.chunk = chunk or reader.chunk
         parts = reader.bytes_needed(num_rows, longest)
-        work = [w for some in asked for w in reader.forwards(some, head)]
+        work = [w for some in by_example for w in reader.forwards(some, head)]
         flops = sum(w.num_rows * reader.flops(w.num_before, w.num_tokens, w.num_scored) for w in work)
         if fallback := reader.fallback:
             chunk = max(w.num_tokens for w in work)  # one forward
@@ -119,7 +119,7 @@ def plan_examples(
             # examples of a batch run together; ceil: the last batch may be smaller
             seconds = sum(s.num_rows * speed.seconds(s) for s in steps) / repeats * math.ceil(repeats / batch)
     # memory counts what the method keeps of a whole text, also where each forward reads a part of it
-    steps += [step for some in asked for w in some for step in _chunks(w, chunk)]
+    steps += [step for some in by_example for w in some for step in _chunks(w, chunk)]
     keys = batch * max(key_bytes(method, lm, s, chunk) * 5 // 4 + _mask_bytes(method, s) for s in steps)
     return Plan(
         num_examples=len(examples),
@@ -135,7 +135,7 @@ def plan_examples(
     )
 
 
-def _missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tuple[list[Example[Any]], int]:
+def still_missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tuple[list[Example[Any]], int]:
     """Return the examples with the lengths at which they lack a finished row, and the number of finished rows."""
     done = {row.place for row in rows if row.status not in UNFINISHED}
     wanted = {e.id: {n: {(e.id, n, depth) for depth in e.depths} for n in e.lengths} for e in examples}

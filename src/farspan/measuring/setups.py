@@ -14,7 +14,7 @@ from farspan.measuring.arguments import Lengths, Tasks, lengths_of, tasks_of, wh
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.methods import Method
-from farspan.record import default_folder
+from farspan.record import LARGEST, default_folder
 from farspan.tasks import Bound, Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve, Curve
@@ -83,7 +83,7 @@ class Grid:
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
         if self.lengths == "auto" and self._largest is not None:  # which decides the texts: see `_setup`
-            same["largest_trained_length"] = self._largest
+            same[LARGEST] = self._largest
         return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
 
     def run(

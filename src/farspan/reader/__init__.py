@@ -4,6 +4,7 @@ memory = reader.read(ids)         # once
 memory.score(more)                # any number of times: the memory does not change
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -145,10 +146,16 @@ class DenseReader(Reader):
         return [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
-        """Return the operations as `Reader.flops`; attention covers all pairs of a chunk and the keys up to its end."""
-        sizes = [min(self.chunk, num_tokens - first) for first in range(0, num_tokens, self.chunk)]
-        fed = (self.lm.flops(num_before + self.chunk * i, size, 0) for i, size in enumerate(sizes))
-        return sum(fed) + self.lm.flops(0, 0, min(num_scored, num_tokens))
+        """Return the operations as `Reader.flops`; attention covers all pairs of a chunk and the keys up to its end, or
+        as many as the chunk's last query sees if a method drops the others."""
+        shape = self.attention.shape if self.attention is not None else None
+        total, end = self.lm.flops(0, 0, min(num_scored, num_tokens)), num_before + num_tokens
+        for before in range(num_before, end, self.chunk):
+            size = min(self.chunk, end - before)
+            last = before + size - 1
+            most = math.inf if shape is None else shape.sinks + last - shape.first_near(last) + 1
+            total += self.lm.flops(before, size, 0, most)
+        return total
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> "BaseMemory":
         """Read `head` and the passages, in order, each [batch, time] of one batch size.

@@ -21,11 +21,12 @@ from farspan.record.rows import (
     read_rows,
     refuse_file,
 )
-from farspan.record.run import Run, continued, default_folder, flat, refuse_changed_files, refuse_differences
+from farspan.record.run import LARGEST, Run, continued, default_folder, flat, refuse_changed_files, refuse_differences
 from farspan.schema.row import Row
 
 __all__ = [
     "ABSENT",
+    "LARGEST",
     "NOT_FAILED",
     "UNFINISHED",
     "Row",

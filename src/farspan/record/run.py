@@ -32,6 +32,7 @@ from farspan.schema.row import Row
 
 NOISE = 0.25  # nats, mean over tokens; SmolLM2 in bf16 with another attention kernel differs by 0.09
 HEADER_LOCK = "run.lock"
+LARGEST = "largest_trained_length"  # setting: of models with different ones, in tokens
 HEADER_WAIT = 600.0  # seconds: a thousand shards that start together write run.json one after another
 
 
@@ -332,6 +333,11 @@ def continued(
         ValueError: other settings, other methods of a divided run, or a file of a method with rows has changed.
     """
     refuse_differences(folder, "run", _by_name(before), _by_name(now))
+    if before.get(LARGEST) != now.get(LARGEST):
+        raise ValueError(
+            f"{folder}: --lengths auto chooses texts by the trained lengths of all models of a run, and the models "
+            "named now have others than those before. Name the same models, or measure all into another folder (--out)"
+        )
     if "methods" not in before or "methods" not in now:
         return dict(before)
     measured = {row.method for row in rows if row.status != "refused"}
@@ -421,7 +427,7 @@ def refuse_differences(
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a run keeps, with its tasks as written: their spelling identifies them."""
-    kept = {name: value for name, value in settings.items() if name not in ("methods", "files")}
+    kept = {name: value for name, value in settings.items() if name not in ("methods", "files", LARGEST)}
     return kept | ({"tasks": ", ".join(kept["tasks"])} if isinstance(kept.get("tasks"), dict) else {})
 
 

@@ -55,7 +55,8 @@ TOLERANCES: dict[Kind, float] = {"memory": 0.05, "perplexity": 0.02, "score": 0.
 MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
 LEGEND = (
     "equal: the 90 % interval of the change (not shown) is within the tolerance (two one-sided tests, p < 0.05); "
-    "worse, better: p < 0.05, two-sided, after Holm; for a cost, the 95 % interval is beyond the tolerance"
+    "worse, better: p < 0.05, two-sided, after Holm; for a cost, the 95 % interval is beyond the tolerance; "
+    "undecided: p after Holm"
 )
 NUMERICS = ("dtype", "attention")  # of a model; they change costs and, by rounding, all numbers
 
@@ -90,6 +91,7 @@ class Change:
     p_holm: float | None = None
     verdict: Verdict = "undecided"
     reason: str = ""  # why it is undecided, where the numbers do not show it
+    censored: tuple[str, ...] = ()  # of "baseline" and "model": the memory length exceeds the lengths measured
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ def _memory(
             True,
             one.pairs,
             reason=_beyond(one),
+            censored=one.censored,
         )
 
 
@@ -348,10 +351,16 @@ def _line(one: Change, tasks: bool) -> list[str]:
 
     name = one.name if one.length is None else f"{one.name} {one.length:,}"
     name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
-    shown = [f"{value:,.0f}" if one.kind == "memory" else number(value) for value in (one.baseline, one.now)]
+    shown = [
+        f"{'>' * (which in one.censored)}{value:,.0f}" if one.kind == "memory" else number(value)
+        for which, value in (("baseline", one.baseline), ("model", one.now))
+    ]
     difference = one.difference
     has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high
     ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""
     unit = " nats" if in_nats(one.name) else {"memory": "", "score": " pt"}.get(one.kind, " %")
     margin = write(one.margin).removeprefix("+").removesuffix(".0")
-    return [name, *shown, f"{write(difference.value)}{ends}{unit}", f"±{margin}{unit}", one.verdict]
+    verdict: str = one.verdict
+    if verdict == "undecided" and one.p_holm is not None:
+        verdict += f", p = {one.p_holm:.3f}"
+    return [name, *shown, f"{write(difference.value)}{ends}{unit}", f"±{margin}{unit}", verdict]

@@ -54,9 +54,9 @@ def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
 
 
 def longest_memory(curves: Sequence[CurveMember]) -> str:
-    """Return in one sentence which curve of a group has the longest half-life, which of the others are shorter beyond
-    chance, and for which that could not be tested. If several half-lives exceed the lengths measured, spans are
-    compared. Empty if unknown."""
+    """Return in one sentence which curve of a group has the longest half-life, or which tie for it, which of the others
+    are shorter beyond chance, and for which that could not be tested. If several half-lives exceed the lengths
+    measured, spans are compared. Empty if unknown."""
     shown = [one for one in curves if one.summary is not None and len(one.measured.lengths) > 1]
     scales = {one.characters_per_token for one in shown}
     if not shown or (len(scales) > 1 and None in scales):
@@ -68,12 +68,16 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
         found: MemoryLength = getattr(one.summary, name)
         return found
 
-    best = max(shown, key=lambda one: tokens(one).value * (one.characters_per_token or 1.0 if len(scales) > 1 else 1.0))
+    def size(one: CurveMember) -> float:
+        return tokens(one).value * (one.characters_per_token or 1.0 if len(scales) > 1 else 1.0)
+
+    best = max(shown, key=size)
     if tokens(best).value <= 0:
         return f"No {spoken(name)} is above 0 tokens."
     value = f"{tokens(best)} tokens"
-    others = [one for one in shown if one is not best]
-    if not others:
+    tied = [one.name for one in shown if one is not best and size(one) == size(best)]
+    others = [one for one in shown if size(one) < size(best)]
+    if len(shown) == 1:
         return f"The {spoken(name)} of {best.name} is {value}."
     found = {one.curves[1]: one for one in group_differences([best, *others]) if one.name == name}
     corrected = holm([one.p for one in found.values()])
@@ -82,12 +86,14 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
     rest = [one.name for one in others if one.name in p and one.name not in shorter]
     untested = [one.name for one in others if one.name not in p]
     longest = f"{best.name} has the longest {spoken(name)}, {value}"
+    if tied:
+        longest = f"{best.name} and {_named(tied)} tie for the longest {spoken(name)}, {value}"
     unknown = f"; that of {_named(untested)} could not be tested" if untested else ""
     if not shorter:
         equal = f", but no other is shorter beyond chance (p ≥ {LEVEL:g} after Holm)" if rest else ""
         return f"{longest}{equal}{unknown}."
     how = f"beyond chance (p < {LEVEL:g} after Holm)"
-    if rest or untested:
+    if rest or untested or tied:
         other = f", that of {_named(rest)} is not" if rest else ""
         return f"{longest}; that of {_named(shorter)} is shorter {how}{other}{unknown}."
     return f"{best.name} remembers longest: its {spoken(name)} is {value}; that of {_named(shorter)} is shorter {how}."

@@ -108,8 +108,8 @@ class Curve(Task):
         protocol = self.protocol or ("probe" if self.depths != (0.0,) or largest > LONG else "nested")
         if protocol != "probe":
             return replace(self, protocol=protocol)
-        context = None if lengths or self.depths == (0.0,) else 2 * max(trained)
-        warmup, scored = probe_tokens(self.warmup, self.scored, largest, context)
+        context = None if self.depths == (0.0,) else lengths[0] if lengths else 2 * max(trained)
+        warmup, scored = probe_tokens(self.warmup, self.scored, largest, context, always=not lengths)
         return replace(self, protocol=protocol, warmup=warmup, scored=scored)
 
     def check(self, lengths: Sequence[int]) -> None:
@@ -319,18 +319,22 @@ class BoundCurve(Curve, Bound[Texts]):
         return max(1, self.largest_length(lm, min(context, lm.position_limit or context)))
 
 
-def probe_tokens(warmup: int | None, scored: int | None, largest: int, context: int | None) -> tuple[int, int]:
+def probe_tokens(
+    warmup: int | None, scored: int | None, largest: int, context: int | None, *, always: bool = True
+) -> tuple[int, int]:
     """Return the tokens of a probe for warm-up and scoring; None is replaced by a choice for the largest length.
 
     Args:
-        context: tokens, of a map without given lengths: the probe must be short enough for several depths.
+        context: tokens, of a map: the choice takes at most a quarter of them, to be short enough for several depths.
+        always: False: only if the usual choice does not fit into them.
 
     Raises:
         ValueError: a probe that was given is longer than the largest length.
     """
     w, k = PROBED_LONG if largest > LONG else PROBED
-    while context is not None and w > 1 and w + k > context // 4:
-        w, k = w // 2, k // 2
+    if context is not None and (always or w + k >= context):
+        while w > 1 and w + k > context // 4:
+            w, k = w // 2, k // 2
     given = warmup is not None or scored is not None
     w, k = w if warmup is None else warmup, k if scored is None else scored
     if given and largest and w + k > largest:
@@ -365,8 +369,8 @@ def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int],
         raise ValueError(f"depths need --protocol probe; {protocol} scores the whole text")
     if lengths and lengths[0] <= probe:
         raise ValueError(
-            f"a length of {lengths[0]:,} is too short for depths: --warmup and --scored need {probe:,} tokens; use "
-            f"lengths from {probe + 1:,} on, or smaller --warmup and --scored"
+            f"lengths up to {probe:,} tokens, which --warmup and --scored need, are too short for depths: give longer "
+            "ones, or smaller --warmup and --scored"
         )
 
 

@@ -272,8 +272,8 @@ def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = F
     """Raise ValueError if the targets leave no context in the shortest length; `how` names their option."""
     if target_tokens >= lengths[0]:
         raise ValueError(
-            f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,} tokens: give fewer "
-            f"({how}), or lengths from {target_tokens + 1:,} on (--lengths)"
+            f"{target_tokens:,} target tokens leave no context in lengths up to {target_tokens:,} tokens: give fewer "
+            f"({how}), or longer lengths (--lengths)"
         )
 
 

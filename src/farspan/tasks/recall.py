@@ -39,8 +39,8 @@ class Recall(Task):
         return uses_text(self.target_text, self.prefix_text)
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
-        context = None if lengths else max(trained)
-        warmup, scored = probe_tokens(self.warmup, self.scored, lengths[-1] if lengths else max(trained) // 2, context)
+        largest, context = (lengths[-1], lengths[0]) if lengths else (max(trained) // 2, max(trained))
+        warmup, scored = probe_tokens(self.warmup, self.scored, largest, context, always=not lengths)
         return replace(self, warmup=warmup, scored=scored)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:

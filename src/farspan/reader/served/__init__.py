@@ -76,7 +76,7 @@ class ServedLM(LM):
         """One repeat after the other: interleaved prefixes evict each other from the server's cache."""
         return 1
 
-    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+    def flops(self, num_before: int, num_tokens: int, num_scored: int, most: float = math.inf) -> float:
         """Return the number of tokens, for dividing work into shards: the server does not report the model's size."""
         return float(num_tokens)
 
