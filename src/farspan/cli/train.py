@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from farspan.cli.options import RUN, AsJson, one_line_errors, option
 from farspan.extras import optional_import
@@ -19,6 +20,20 @@ Overrides = Annotated[
 ]
 NO_CHECKPOINT = "no checkpoint was saved yet: the same command begins again"
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
+
+
+class Training(TyperCommand):
+    """A command whose help also lists the recipe's configs and keys, after the rest, as these import torch."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        from farspan.train.config import keys_of, parsed, recipe_of, settings_of, shipped_configs
+
+        page = "training" if self.name in ("lm", "smt") else "cepe_training"
+        configs = ", ".join(name for name in shipped_configs() if recipe_of(parsed(name)) == self.name)
+        lines = [f"Configs that come with farspan: {configs}", f"Keys of --set, explained in docs/{page}.md:"]
+        for line in (*lines, *keys_of(settings_of(str(self.name)))):
+            Terminal().print_line(line)
 
 
 def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -78,12 +93,12 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
     with one_line_errors(lambda: _kept(settings)):
         optional_import("accelerate", "train")  # first: without it, torch would be imported in vain
         from farspan.report.progress import Display
-        from farspan.train.config import read_config
+        from farspan.train.config import read_config, settings_of
         from farspan.train.engines import is_first_process
         from farspan.train.progress import TrainingWatch, loss_in_words
 
         module = import_module(f"farspan.train.{recipe}")
-        settings = read_config(config, getattr(module, f"{recipe.capitalize()}Settings"), overrides or [])
+        settings = read_config(config, settings_of(recipe), overrides or [])
         console = _console(as_json)
         with Display(console) as display:
             summary = module.train(settings, TrainingWatch(display.start, display.step, console.print_line))
