@@ -24,7 +24,8 @@ from farspan.methods.rope import scaled, truncated
 from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
-from farspan.train.smt import SmtSettings, opened, plan, rows_of, train
+from farspan.train.progress import TrainingWatch
+from farspan.train.smt import SmtSettings, opened, rows_of, train
 from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 
@@ -405,7 +406,9 @@ def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make) -> None:
     chosen = settings("a", "smt.draw=full")
     samples = rows_of(opened(chosen), chosen)
     read = sum(len(row["input_ids"]) for number in range(len(samples)) for row in samples[number].values())
-    assert f"about {read:,} in all" in list(plan(chosen))[-1]
+    lines: list[str] = []
+    train(chosen, TrainingWatch(notice=lines.append, plan=True))
+    assert any(f"about {read:,} in all" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -417,9 +420,9 @@ def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make) -> None:
     ],
 )
 def test_a_plan_refuses_what_the_training_refuses(settings: Make, change: tuple[str, ...], error: str) -> None:
-    for begun in (lambda chosen: list(plan(chosen)), train):
+    for plan in (True, False):
         with pytest.raises(ValueError, match=error):
-            begun(settings("a", *change))
+            train(settings("a", *change), TrainingWatch(plan=plan))
 
 
 @pytest.mark.parametrize(

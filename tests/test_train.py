@@ -421,13 +421,14 @@ def test_a_training_prints_its_steps_losses_and_time_left_and_no_dicts(
     with progress.Display(Terminal(file=printed)) as display:
         train(chosen, TrainingWatch(display.start, display.step, display.notice))
     text, held_out = f"text {chosen.data.text!r}", f"text {chosen.data.held_out!r}"
-    begin, lines = printed.getvalue().splitlines()[:6], printed.getvalue().splitlines()[6:]
+    begin, lines = printed.getvalue().splitlines()[:7], printed.getvalue().splitlines()[7:]
     assert [re.sub(r"[\d,]+ tokens", "# tokens", line) for line in begin] == [
         f"{text}: training a tokenizer of 300 entries",
         f"{text}: reading and tokenising",
         f"{text}: # tokens",
         f"{held_out}: reading and tokenising",
         f"{held_out}: # tokens",
+        f"{chosen.out}: 37,792 of 37,792 parameters are trained (100.00%)",
         "training steps 1 to 4",
     ]
     assert [line.partition(",")[0] for line in lines[:-1]] == [f"training steps: {n}/4" for n in (1, 2, 3, 4)]

@@ -118,6 +118,42 @@ def results(out: Path) -> list[str]:
             if (out / name).exists()]  # fmt: skip
 
 
+# plans
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_counts_as_the_training_does_refuses_what_it_refuses_and_writes_nothing(
+    settings: Make, tmp_path: Path, kind: str
+) -> None:
+    lines: list[str] = []
+    plan, out = TrainingWatch(notice=lines.append, plan=True), tmp_path / "out"
+    assert KINDS[kind][1](settings(kind), plan) == {}
+    assert not out.exists()
+    summary = train(kind, settings(kind))
+    assert f"{summary['trained' if 'trained' in summary else 'parameters']:,} of" in "".join(lines)
+    assert f"{summary['tokens']:,} in all" in lines[-1] if kind != "smt" else lines[-1] == "4 steps of 2 rows"
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "lock"}
+    KINDS[kind][1](settings(kind), plan)
+    assert lines[-1].endswith("the training continues from checkpoint-4")
+    for changed in ("optimizer.lr=0.5", "trainer.steps=2"):
+        with pytest.raises(ValueError, match=r"trainer\.steps|optimizer\.lr") as planned:
+            KINDS[kind][1](settings(kind, changed), plan)
+        with pytest.raises(ValueError, match=re.escape(str(planned.value))):
+            train(kind, settings(kind, changed))
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "lock"} == before
+
+
+def test_a_plan_trains_a_tokenizer_for_its_counts_and_keeps_none(base: Path, tmp_path: Path) -> None:
+    chosen = [f"out={tmp_path / 'out'}", "tokenizer={vocabulary=300}"]
+    done = cli(
+        "train", "lm", base / "lm.toml", *(part for one in chosen for part in ("--set", one)), "--plan", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["plan"][-1] == "4 steps of 2 rows of 32 tokens: 64 tokens a step, 256 in all"
+    assert list(tmp_path.iterdir()) == []
+
+
 # a training that diverges
 
 

@@ -18,6 +18,11 @@ class TrainingWatch:
     start: Callable[[str, int], None] = lambda title, total: None  # a title, and the number of steps
     step: Callable[[int, int, str], None] = lambda done, total, state: None  # steps done, all steps, the last loss
     notice: Notice = lambda line: None  # a line for the user
+    plan: bool = False  # check the training and describe it in notices: train and write nothing
+
+
+class OnlyPlanned(BaseException):
+    """The end of a plan, where the training would begin."""
 
 
 class Steps(TrainerCallback):

@@ -35,7 +35,7 @@ from farspan.train.config import BEGUN, Settings
 from farspan.train.draws import Recurrences, draw, draw_named, levels
 from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
-from farspan.train.optimizer import OptimizerSettings, build
+from farspan.train.optimizer import OptimizerSettings
 from farspan.train.preflight import preflight, usable
 from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.schedule import LengthSettings, Schedule, schedule
@@ -45,7 +45,6 @@ from farspan.train.trainer import (
     RunSettings,
     load_finite,
     record_settings,
-    refuse_impossible,
     run,
     save_whole,
     training,
@@ -132,10 +131,11 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     before, use_cache = lm.trained_length, lm.model.config.use_cache
     assert before is not None
     with engines.processes().main_process_first():
-        record_settings(settings, lengths_of(lm, settings))
-        rows = rows_of(lm, settings, Path(settings.out), watch.notice)
+        record_settings(settings, watch, lengths_of(lm, settings))
+        rows = rows_of(lm, settings, None if watch.plan else Path(settings.out), watch.notice)
     model, count = prepared(lm, settings)
-    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
+    planned = planned_lengths(rows) if watch.plan else ()
+    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows), *planned):
         watch.notice(line)
     if settings.trainer.engine == "fsdp2":
         engines.shard(lm.model, engines.layers_of(lm.model))
@@ -169,22 +169,9 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     return write_up(settings, summary | environment(), lm.tokenizer, model_card, partial(draw_losses, window=rows.row))
 
 
-def plan(settings: SmtSettings) -> Iterator[str]:
-    """Yield lines that describe what `train` would do, after all its checks but that of the launcher; train nothing.
-
-    Raises:
-        ValueError: as `train`.
-    """
-    refuse_impossible(settings.trainer, settings.optimizer)
-    lm = opened(settings)
-    rows = rows_of(lm, settings)
-    for callback in watching(lm, settings):
-        callback.choose(lm)
-    model, count = prepared(lm, settings)
-    build(model, settings.optimizer, settings.trainer.steps)
-    stages, steps = rows.schedule.stages, settings.trainer.steps
-    yield f"{lm.name}, window {rows.row:,} tokens: {count}"
-    yield from notes_on(rows)
+def planned_lengths(rows: SparseRows) -> Iterator[str]:
+    """Yield lines about the lengths of a training that is planned, and the tokens that are read."""
+    stages, steps = rows.schedule.stages, rows.schedule.steps
     yield f"{len(stages)} lengths from {stages[0]:,} to {stages[-1]:,} tokens in {steps:,} steps"
     lengths = [rows.schedule.at(step) for step in range(steps)]
     examples = {length: rows[lengths.index(length) * rows.batch] for length in {*lengths}}
