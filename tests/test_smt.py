@@ -395,15 +395,16 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     assert done.exit_code == 0, done.output
     lines = json.loads(done.stdout.splitlines()[-1])["plan"]
     assert "6 lengths from 48 to 128 tokens in 12 steps" in lines
-    assert "128 tokens a step are read at the last length, about 1,536 in all" in lines
+    assert "at most 128 tokens a step are read, about 1,536 in all" in lines
     assert not (tmp_path / "a").exists()
     warm = ["--set", "optimizer.warmup_steps=13", "--plan"]
     done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, *warm])
     assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
 
 
-def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make) -> None:
-    chosen = settings("a", "smt.draw=full")
+@pytest.mark.parametrize("mixed", ["concat", "alternate"])
+def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make, mixed: str) -> None:
+    chosen = settings("a", "smt.draw=full", f"smt.mixed={mixed}")
     samples = rows_of(opened(chosen), chosen)
     read = sum(len(row["input_ids"]) for number in range(len(samples)) for row in samples[number].values())
     lines: list[str] = []

@@ -275,12 +275,11 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
     Args:
         objective: the arguments `terms` and `weights` of TermsTrainer.
     """
-    data, use_cache, count = settings.data, lm.model.config.use_cache, Count.of(lm.model)
+    data, count = settings.data, Count.of(lm.model)
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         for part in model.added_modules():
             part.to(dtype)
-        model.config.use_cache = use_cache
         model.save_pretrained(folder, adapter_only=True)
 
     if settings.trainer.engine == "fsdp2":

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, TypeVar
+from typing import Any, Concatenate, Literal, NoReturn, TypeVar
 
 import torch
 from pydantic import Field
@@ -24,7 +24,7 @@ from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, SETTINGS, Out, Settings, only_one_in, refuse_other_settings
 from farspan.train.interrupts import SavesWhenInterrupted
 from farspan.train.optimizer import OptimizerSettings, build, rates, warmup_and_decay
-from farspan.train.progress import Notice, OnlyPlanned, Steps, TrainingWatch, parts_of
+from farspan.train.progress import LogFile, Notice, OnlyPlanned, Steps, TrainingWatch, parts_of
 from farspan.train.schedule import Schedule
 
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
@@ -183,21 +183,6 @@ class PlacedArguments(TrainingArguments):
     place_model_on_device = False
 
 
-class LogFile(TrainerCallback):
-    """Write the log history to a file after each entry, so that the losses of a training that is killed are kept. Log
-    also at the step of each checkpoint."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_log |= control.should_save
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            files.write(self.file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
-
-
 class AtBegin(TrainerCallback):
     """Call `check` when everything is prepared and nothing is trained yet."""
 
@@ -256,7 +241,7 @@ def run(
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
-        row: tokens of a row, if all have the same number.
+        row: tokens of a row, if all have as many.
         base: fingerprint of the model that the training starts from; None for a new model.
         base_dtype: of the saved weights if `trainer.dtype` is "auto".
         options: of TermsTrainer; without options, the model computes its own loss.
@@ -271,6 +256,7 @@ def run(
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
     interrupts = SavesWhenInterrupted(watch.notice)
+    use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
@@ -289,8 +275,7 @@ def run(
     if watch.plan:
         for callback in callbacks:
             callback.prepare(model, trainer.processing_class)
-        watch.notice(_planned(how, read, row, checkpoint))
-        raise OnlyPlanned
+        _end_plan(watch.notice, how, read, row, checkpoint)
     if finished is not None:
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
@@ -304,20 +289,29 @@ def run(
     parameters = sum(p.numel() for p in model.parameters())
     if trainer.is_world_process_zero():
         if state is not None:
-            model = again()
-            assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
-            model.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
+            model = _with_state(again(), state)
+        if use_cache is not None:
+            model.config.use_cache = use_cache
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
     return {"parameters": parameters} | read | _results(trainer.state, how)
 
 
-def _planned(how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None) -> str:
-    """Return a line about the steps of a planned training."""
+def _with_state(model: Any, state: dict[str, torch.Tensor]) -> Any:
+    assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
+    model.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
+    return model
+
+
+def _end_plan(
+    notice: Notice, how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None
+) -> NoReturn:
+    """Call `notice` with a line about the steps of a planned training; raise OnlyPlanned."""
     line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"
     if row is not None:
         line += f" of {row:,} tokens: {how.rows_per_step * row:,} tokens a step, {read['tokens']:,} in all"
-    return line if checkpoint is None else f"{line}; the training continues from {checkpoint.name}"
+    notice(line if checkpoint is None else f"{line}; the training continues from {checkpoint.name}")
+    raise OnlyPlanned
 
 
 def _results(state: TrainerState, how: RunSettings) -> dict[str, Any]:
