@@ -148,8 +148,10 @@ SETTINGS = "settings.json"
 BEGUN = "log.jsonl"  # exists in the folder of a training that has logged a step
 TOKENIZER = "tokenizer.json"  # may exist before: a training can train its tokenizer first
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
-MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin")  # of a model, as patterns
+# of a model, as patterns
+MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin", TOKENIZER)
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
+LOCK = "lock"
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
@@ -211,7 +213,7 @@ def only_one_in(out: Path) -> Iterator[None]:
     working = out / CHECKPOINTS
     if working.is_symlink():
         raise ValueError(f"{working} is a symbolic link: got {working.readlink()}, expected a folder. Delete the link")
-    if not (out / SETTINGS).exists():
+    if not (out / SETTINGS).exists() and not (working / LOCK).exists():
         for pattern in MODEL_FILES:
             if found := next(out.glob(pattern), None):
                 raise ValueError(
@@ -225,13 +227,13 @@ def only_one_in(out: Path) -> Iterator[None]:
         raise ValueError(
             f"out = {str(out)!r} is not a folder: got a file, or a folder inside of one. Choose another"
         ) from error
-    with files.locked(working / "lock"):
+    with files.locked(working / LOCK):
         try:
             yield
         finally:
             if made and not (out / SETTINGS).exists():
                 with suppress(PermissionError):  # on Windows, where a lock that is held cannot be deleted
-                    (working / "lock").unlink()
+                    (working / LOCK).unlink()
                 with suppress(OSError):  # stops at the first folder that is not empty
                     for folder in made:
                         folder.rmdir()
