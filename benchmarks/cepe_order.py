@@ -238,12 +238,13 @@ def agreement(out: Path, folder: Path) -> tuple[float, float]:
 
     from farspan.train import cepe
     from farspan.train.config import read_config
+    from farspan.train.progress import TrainingWatch
 
     given = [f"out={out / 'gradients'}", f"model.warmed_up={folder}", "model.order=position", "data.noise.rate=0"]
     given.append("data.mixture={ copied = 1.0 }")
     settings = read_config(ROOT / "configs/cepe-order-demo.toml", cepe.CepeSettings, given)
     lm = cepe.opened(settings)
-    rows, model, found = cepe.prepare(settings, lm, lambda text: None), lm.model.train(), []
+    rows, model, found = cepe.prepare(settings, lm, TrainingWatch()), lm.model.train(), []
     order = model.context_order
     for first in (0, 32):
         model.zero_grad()

@@ -185,7 +185,7 @@ def costs(folder: Path) -> dict[str, float]:
         overrides += ["optimizer.warmup_steps=1"]
         settings = read_config(ROOT / "configs/distill-demo.toml", DistillSettings, overrides)
         lm = opened(settings)
-        rows, model = prepare(settings, lm, lambda text: None), lm.model
+        rows, model = prepare(settings, lm, TrainingWatch()), lm.model
         teacher = teacher_of(settings, rows, lm)
         least = {"forward": math.inf, "store": math.inf}
         batches = [default_collate([rows[i] for i in range(first, first + 8)]) for first in range(0, 32, 8)]

@@ -26,15 +26,9 @@ from farspan import schema
 from farspan.cli.commands import app
 from farspan.methods import METHODS
 from farspan.tasks import TASKS
-from farspan.train.cepe import CepeSettings
-from farspan.train.config import Settings
-from farspan.train.distill import DistillSettings
+from farspan.train.config import RECIPES, Settings, settings_of, table_of
 from farspan.train.draws import DRAWS
-from farspan.train.lm import LmSettings
-from farspan.train.mlm import MlmSettings
-from farspan.train.smt import SmtSettings
 
-CONFIGS = {"lm": LmSettings, "smt": SmtSettings, "mlm": MlmSettings, "cepe": CepeSettings, "distill": DistillSettings}
 # public names beside those of `farspan` itself
 MODULES = {
     "farspan.callback": ("MeasuringCallback",),
@@ -185,23 +179,16 @@ def _configs() -> str:
         "# Training configs",
         "One TOML file for each training. `--set TABLE.KEY=VALUE` overrides a key ([explanations](../training.md)).",
     ]
-    for name, kind in CONFIGS.items():
+    for name in RECIPES:
+        kind = settings_of(name)
         parts += [f"## farspan train {name}", _prose(inspect.getdoc(kind) or "")]
-        tables = [key for key, hint in _hints(kind).items() if _settings_of(hint)]
+        tables = [key for key, hint in _hints(kind).items() if table_of(hint)]
         parts.append(_settings(kind, leave_out=tables))
         for key in tables:
-            table = _settings_of(_hints(kind)[key])
+            table = table_of(_hints(kind)[key])
             assert table is not None
             parts += [f"### {key} of {name}", _prose(inspect.getdoc(table) or ""), _settings(table)]
     return _joined(parts)
-
-
-def _settings_of(hint: Any) -> type[Settings] | None:
-    """Return the class of a config's table; None for a plain value."""
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and issubclass(kind, Settings):
-            return kind
-    return None
 
 
 def _rows() -> str:

@@ -22,6 +22,7 @@ from farspan.cepe.order import ContextOrder
 from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.train.cepe import opened, prepare, terms, train
+from farspan.train.progress import TrainingWatch
 
 from cepe_models import added_parameters, some_ids, tiny_cepe, tiny_encoder
 from tiny import tiny_model
@@ -245,7 +246,7 @@ def test_a_training_begins_with_the_warm_ups_model_and_moves_the_order(settings:
     for kind in KINDS:
         chosen = settings(kind, f"model.warmed_up={warm.out}", f"model.order={kind}", "trainer.steps=4")
         lm, before = opened(chosen), opened(plain)
-        rows, same = (prepare(s, m, lambda text: None) for s, m in ((chosen, lm), (plain, before)))
+        rows, same = (prepare(s, m, TrainingWatch()) for s, m in ((chosen, lm), (plain, before)))
         batch, unordered = (default_collate([r[i] for i in range(4)]) for r in (rows, same))
         assert all(torch.equal(batch[name], tensor) for name, tensor in unordered.items())
         assert batch.keys() - unordered.keys() == {"context_offset"}

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +28,7 @@ from farspan.methods import METHODS
 from farspan.record import read_header, read_rows
 from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
-from farspan.train.config import read_config, shipped_configs
+from farspan.train.config import parsed, read_config, recipe_of, settings_of, shipped_configs
 
 from tiny import tiny_model
 
@@ -109,7 +108,7 @@ def test_help_names_every_command() -> None:
 )
 def test_the_help_of_every_command_ends_with_an_example_that_its_options_take(name: str) -> None:
     said = " ".join(farspan(*name.split(), "--help").stdout.split())
-    example = said.rpartition("Example: ")[2]
+    example = said.rpartition("Example: ")[2].partition(" Configs that")[0]
     words = shlex.split(example)
     assert words[: 1 + len(name.split())] == ["farspan", *name.split()]
     command: Any = typer.main.get_command(app)
@@ -120,12 +119,19 @@ def test_the_help_of_every_command_ends_with_an_example_that_its_options_take(na
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_the_configs_in_the_help_of_a_training_are_read_by_it(name: str) -> None:
-    kind = getattr(import_module(f"farspan.train.{name}"), f"{name.capitalize()}Settings")
+    kind = settings_of(name)
     words = shlex.split(TRAININGS[name][1])
     read_config(words[0], kind, [after for word, after in pairwise(words) if word == "--set"])
-    for word in re.findall(r"[\w-]+", farspan("train", name, "--help").stdout):
-        if word in shipped_configs():
-            read_config(word, kind)
+    said = " ".join(farspan("train", name, "--help").stdout.split())
+    for word in (named := re.search(r"Configs that come with farspan: (.*) Keys of", said)[1].split(", ")):  # type: ignore[index]
+        read_config(word, kind)
+    assert named == [config for config in shipped_configs() if recipe_of(parsed(config)) == name]
+
+
+def test_the_help_of_a_training_names_its_keys() -> None:
+    said = farspan("train", "smt", "--help").stdout
+    assert "\n[data] text, short, separator\n" in said
+    assert "explained in docs/training.md" in said
 
 
 # measuring

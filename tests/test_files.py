@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from farspan.files import PREFIX, added, appending, built, locked, parse_json, remove_leftovers, write, written
 
@@ -24,10 +26,21 @@ def test_a_file_is_written_whole_and_nothing_is_left_beside_it(tmp_path: Path) -
     assert names(tmp_path) == ["a.json"]
 
 
-def test_a_new_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
-    write(tmp_path / "a", "1")
-    (tmp_path / "b").write_text("1")
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_a_new_file_is_as_readable_as_any_other_also_one_of_safetensors(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with written(tmp_path / "a") as beside:
+            save_file({"x": torch.zeros(1)}, beside)
+        with built(tmp_path / "built") as new:
+            save_file({"x": torch.zeros(1)}, new / "a")
+        with added(tmp_path, last="c") as new:
+            save_file({"x": torch.zeros(1)}, new / "c")
+        (tmp_path / "b").write_text("1")
+    finally:
+        os.umask(before)
+    modes = {file.stat().st_mode for file in (*tmp_path.glob("?"), tmp_path / "built" / "a")}
+    assert modes == {(tmp_path / "b").stat().st_mode}
 
 
 def test_a_file_whose_writing_fails_stays_as_it_was_and_is_named(tmp_path: Path) -> None:
@@ -126,7 +139,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one
         assert process.stdout is not None
         process.stdout.readline()
         remove_leftovers(tmp_path)
-        assert len(list(tmp_path.glob(f"{PREFIX}*/index/a"))) == 1
+        assert len(list(tmp_path.glob(f"{PREFIX}*/*/index/a"))) == 1
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert len(names(tmp_path)) == 1

@@ -24,7 +24,8 @@ from farspan.methods.rope import scaled, truncated
 from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
-from farspan.train.smt import SmtSettings, opened, plan, rows_of, train
+from farspan.train.progress import TrainingWatch
+from farspan.train.smt import SmtSettings, opened, rows_of, train
 from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 
@@ -394,18 +395,21 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     assert done.exit_code == 0, done.output
     lines = json.loads(done.stdout.splitlines()[-1])["plan"]
     assert "6 lengths from 48 to 128 tokens in 12 steps" in lines
-    assert "128 tokens a step are read at the last length, about 1,536 in all" in lines
+    assert "at most 128 tokens a step are read, about 1,536 in all" in lines
     assert not (tmp_path / "a").exists()
     warm = ["--set", "optimizer.warmup_steps=13", "--plan"]
     done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, *warm])
     assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
 
 
-def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make) -> None:
-    chosen = settings("a", "smt.draw=full")
+@pytest.mark.parametrize("mixed", ["concat", "alternate"])
+def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make, mixed: str) -> None:
+    chosen = settings("a", "smt.draw=full", f"smt.mixed={mixed}")
     samples = rows_of(opened(chosen), chosen)
     read = sum(len(row["input_ids"]) for number in range(len(samples)) for row in samples[number].values())
-    assert f"about {read:,} in all" in list(plan(chosen))[-1]
+    lines: list[str] = []
+    train(chosen, TrainingWatch(notice=lines.append, plan=True))
+    assert any(f"about {read:,} in all" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -417,9 +421,9 @@ def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make) -> None:
     ],
 )
 def test_a_plan_refuses_what_the_training_refuses(settings: Make, change: tuple[str, ...], error: str) -> None:
-    for begun in (lambda chosen: list(plan(chosen)), train):
+    for plan in (True, False):
         with pytest.raises(ValueError, match=error):
-            begun(settings("a", *change))
+            train(settings("a", *change), TrainingWatch(plan=plan))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from farspan.text.corpora import Corpus, load
 from farspan.train import checkpoint
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.cepe import CepeSettings
-from farspan.train.config import read_config
+from farspan.train.config import RECIPES, read_config, settings_of
 from farspan.train.distill import DistillSettings
 from farspan.train.lm import LmSettings, train
 from farspan.train.mlm import MlmSettings
@@ -111,9 +111,18 @@ def test_what_is_wrong_in_a_config_is_named(config: Path, content: bytes, named:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_committed_config_is_valid_and_can_be_tried_in_a_few_steps(path: Path) -> None:
-    kinds = {"smt": SmtSettings, "mlm": MlmSettings, "cepe": CepeSettings, "distill": DistillSettings}
-    settings = read_config(path, kinds.get(path.stem.partition("-")[0], LmSettings), ["trainer.steps=24"])
+    recipe = next((one for one in RECIPES if path.stem.startswith(one)), "lm")
+    settings: Any = read_config(path, settings_of(recipe), ["trainer.steps=24"])
     warmup_and_decay(settings.optimizer, settings.trainer.steps)
+    if recipe != "smt":
+        with pytest.raises(ValueError, match=f"is of the recipe {recipe}: use farspan train {recipe} {path}$"):
+            read_config(path, SmtSettings, ["trainer.window=24"])
+
+
+def test_a_wrong_key_beside_right_ones_is_not_taken_for_another_recipe(config: Path) -> None:
+    for override in ("trainer.text=a", "decoder=a"):  # the second is a key of mlm, which has no model.hidden
+        with pytest.raises(ValueError, match="unknown key"):
+            read_config(config, LmSettings, [override])
 
 
 @pytest.mark.parametrize(
@@ -412,13 +421,14 @@ def test_a_training_prints_its_steps_losses_and_time_left_and_no_dicts(
     with progress.Display(Terminal(file=printed)) as display:
         train(chosen, TrainingWatch(display.start, display.step, display.notice))
     text, held_out = f"text {chosen.data.text!r}", f"text {chosen.data.held_out!r}"
-    begin, lines = printed.getvalue().splitlines()[:6], printed.getvalue().splitlines()[6:]
+    begin, lines = printed.getvalue().splitlines()[:7], printed.getvalue().splitlines()[7:]
     assert [re.sub(r"[\d,]+ tokens", "# tokens", line) for line in begin] == [
         f"{text}: training a tokenizer of 300 entries",
         f"{text}: reading and tokenising",
         f"{text}: # tokens",
         f"{held_out}: reading and tokenising",
         f"{held_out}: # tokens",
+        f"{chosen.out}: 37,792 of 37,792 parameters are trained (100.00%)",
         "training steps 1 to 4",
     ]
     assert [line.partition(",")[0] for line in lines[:-1]] == [f"training steps: {n}/4" for n in (1, 2, 3, 4)]

@@ -299,7 +299,7 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
 
 def ready(settings: CepeSettings) -> tuple[farspan.LM, DocumentRows]:
     lm = opened(settings)
-    return lm, prepare(settings, lm, lambda text: None)
+    return lm, prepare(settings, lm, TrainingWatch())
 
 
 def added(settings: CepeSettings) -> dict[str, Tensor]:
@@ -682,7 +682,7 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
     def taught(steps: int, out: str, *overrides: str) -> Any:
         chosen = settings("a", f"trainer.steps={steps}", *overrides, kind=DistillSettings)
         lm = opened(chosen)
-        rows = prepare(chosen, lm, said.append)
+        rows = prepare(chosen, lm, TrainingWatch(notice=said.append))
         return store(teacher_of(chosen, rows, lm), rows, tmp_path / out, TrainingWatch(notice=said.append))
 
     whole = taught(8, "whole")

@@ -118,6 +118,42 @@ def results(out: Path) -> list[str]:
             if (out / name).exists()]  # fmt: skip
 
 
+# plans
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_counts_as_the_training_does_refuses_what_it_refuses_and_writes_nothing(
+    settings: Make, tmp_path: Path, kind: str
+) -> None:
+    lines: list[str] = []
+    plan, out = TrainingWatch(notice=lines.append, plan=True), tmp_path / "out"
+    assert KINDS[kind][1](settings(kind), plan) == {}
+    assert not out.exists()
+    summary = train(kind, settings(kind))
+    assert f"{summary['trained' if 'trained' in summary else 'parameters']:,} of" in "".join(lines)
+    assert f"{summary['tokens']:,} in all" in lines[-1] if kind != "smt" else lines[-1] == "4 steps of 2 rows"
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "lock"}
+    KINDS[kind][1](settings(kind), plan)
+    assert lines[-1].endswith("the training continues from checkpoint-4")
+    for changed in ("optimizer.lr=0.5", "trainer.steps=2"):
+        with pytest.raises(ValueError, match=r"trainer\.steps|optimizer\.lr") as planned:
+            KINDS[kind][1](settings(kind, changed), plan)
+        with pytest.raises(ValueError, match=re.escape(str(planned.value))):
+            train(kind, settings(kind, changed))
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "lock"} == before
+
+
+def test_a_plan_trains_a_tokenizer_for_its_counts_and_keeps_none(base: Path, tmp_path: Path) -> None:
+    chosen = [f"out={tmp_path / 'out'}", "tokenizer={vocabulary=300}"]
+    done = cli(
+        "train", "lm", base / "lm.toml", *(part for one in chosen for part in ("--set", one)), "--plan", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["plan"][-1] == "4 steps of 2 rows of 32 tokens: 64 tokens a step, 256 in all"
+    assert list(tmp_path.iterdir()) == []
+
+
 # a training that diverges
 
 
@@ -857,6 +893,30 @@ def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
     assert ("do not compare this\nmodel's forgetting curve" in model_card(summary, [])) == told
 
 
+@pytest.mark.parametrize("kind", ["lm", "smt"])
+def test_a_saved_config_keeps_a_longer_context_and_the_cache(settings: Make, tmp_path: Path, kind: str) -> None:
+    train(kind, settings(kind))
+    saved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert saved["use_cache"]  # the Trainer turns it off: without it, generating a token reads the whole text
+    assert saved["max_position_embeddings"] == (512 if kind == "smt" else 32)  # the base's, beyond lengths.target = 64
+
+
+def test_exponents_that_are_to_be_learned_are_trained(settings: Make) -> None:
+    some = "model.temperature=learned", "trained.what=patterns"
+    with pytest.raises(ValueError, match=r'trained\.patterns leaves out: add "\*log_n_scales"'):
+        train("smt", settings("smt", *some, "trained.patterns=['*k_proj*']"))
+
+
+def test_a_training_whose_damaged_settings_were_deleted_continues(settings: Make, tmp_path: Path) -> None:
+    chosen, file = settings("lm"), tmp_path / "out" / "settings.json"
+    done = train("lm", chosen)
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"is damaged.* Delete .* and repeat the command"):
+        train("lm", chosen)
+    file.unlink()
+    assert train("lm", chosen)["loss"] == done["loss"]
+
+
 def test_a_tokenizer_whose_training_was_killed_is_trained_again(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -877,7 +937,7 @@ def test_a_tokenizer_whose_training_was_killed_is_trained_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_model_that_no_training_made_is_not_replaced(settings: Make, tmp_path: Path, kind: str, name: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("{}")

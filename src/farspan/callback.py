@@ -124,6 +124,26 @@ class MeasuringCallback(TrainerCallback, ABC):
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         """Return the values to log for a step that was measured, by name; empty if the measurement failed."""
 
+    def prepare(self, model: Any, tokenizer: Any = None) -> Task:
+        """Choose what is measured, and check that the model can be read.
+
+        Raises:
+            ValueError: as the class, when the training begins; except for its folder and a second callback.
+        """
+        tokenizer = self.tokenizer if self.tokenizer is not None else tokenizer
+        if tokenizer is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} has no tokenizer: give it one, {name}(tokenizer), or give the Trainer "
+                "processing_class=tokenizer"
+            )
+        self._lm = wrap(_unwrapped(model), tokenizer, "step-0", trained_length=self.trained_length)
+        with _set_aside(self._lm.model):
+            dense_reader(self._lm)  # runs its checks once, outside of autocast
+            task, self._task, self._what = self.choose(self._lm)
+        self._spec = str(task)
+        return task
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # each training has a new state, the only object that all callbacks see
         if vars(state).setdefault(f"farspan/{self.seconds}", self) is not self:
@@ -135,20 +155,9 @@ class MeasuringCallback(TrainerCallback, ABC):
         model = _unwrapped(kwargs["model"])
         if not state.is_world_process_zero:
             return
-        tokenizer = self.tokenizer if self.tokenizer is not None else kwargs.get("processing_class")
-        if tokenizer is None:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name} has no tokenizer: give it one, {name}(tokenizer), or give the Trainer "
-                "processing_class=tokenizer"
-            )
-        self._lm = wrap(model, tokenizer, "step-0", trained_length=self.trained_length)
+        task = self.prepare(model, kwargs.get("processing_class"))
         self.folder = _run_folder(Path(self.out or Path(args.output_dir) / self.name), begins=state.global_step == 0)
         self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        with _set_aside(model):
-            dense_reader(self._lm)  # runs its checks once, outside of autocast
-            task, self._task, self._what = self.choose(self._lm)
-        self._spec = str(task)
         grid = Grid((task,), self.text, cost=False, compared=False, trained=(), **self._what)
         autocast = str(self._autocast).removeprefix("torch.") if self._autocast else None
         self._record = grid.header | {"methods": [str(self.method)], "autocast": autocast}

@@ -21,6 +21,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 PREFIX = ".farspan-part-"  # of temporary folders
 DEEPEST = 100  # levels of lists and objects in JSON
 LOCK = "lock"  # the file in them that their process keeps locked
+NEW = "new"  # the folder in them that is written
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -46,7 +47,7 @@ def written(path: Path) -> Iterator[Path]:
     path = Path(path)
     with _naming(path), _beside(path.parent) as folder:
         yield folder / path.name
-        _sync(folder / path.name)
+        _finish(folder / path.name)
         os.replace(folder / path.name, path)
         _sync(path.parent)
 
@@ -72,12 +73,11 @@ def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         yield new
         for inside, _, names in os.walk(new, topdown=False):
             for name in names:
-                _sync(Path(inside) / name)
+                _finish(Path(inside) / name)
             _sync(Path(inside))
         if replace and folder.exists():
-            (place / "old").mkdir()
             with suppress(FileNotFoundError):  # another process removes it, too
-                os.replace(folder, place / "old" / folder.name)
+                os.replace(folder, place.parent / "old")
         if folder.is_dir() and not folder.is_symlink() and any(folder.iterdir()):
             return  # another process was faster
         try:
@@ -97,13 +97,11 @@ def added(folder: Path, last: str) -> Iterator[Path]:
     Raises:
         OSError: for example a full disk; names `folder`.
     """
-    with _naming(folder), _beside(folder) as place:
-        new = place / "new"
-        new.mkdir()
+    with _naming(folder), _beside(folder) as new:
         yield new
         files = sorted(new.iterdir(), key=lambda file: file.name == last)
         for file in files:
-            _sync(file)
+            _finish(file)
         for file in files:
             os.replace(file, folder / file.name)
         _sync(folder)
@@ -232,7 +230,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def _beside(parent: Path) -> Iterator[Path]:
-    """Yield a temporary folder with a lock, which `remove_leftovers` respects."""
+    """Yield an empty folder in a temporary one that has a lock, which `remove_leftovers` respects."""
     remove_leftovers(parent)
     while True:
         place = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
@@ -243,7 +241,8 @@ def _beside(parent: Path) -> Iterator[Path]:
         break
     try:
         with lock:
-            yield place
+            (place / NEW).mkdir()
+            yield place / NEW
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -257,6 +256,15 @@ def _naming(path: Path) -> Iterator[None]:
         if error.errno is None or (error.filename is not None and PREFIX not in str(error.filename)):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _finish(file: Path) -> None:
+    """Sync a file, and give it at least the mode that the umask gives, as its folder shows: safetensors makes its files
+    private."""
+    mode, others = file.stat().st_mode, file.parent.stat().st_mode & 0o666
+    if others & ~mode:
+        file.chmod(mode | others)
+    _sync(file)
 
 
 def _sync(path: Path) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from farspan import __version__
 from farspan.cli import (
@@ -101,14 +101,14 @@ SEARCHES: Commands = {
 }
 
 
-def _add(to: typer.Typer, group: str, commands: Commands) -> None:
+def _add(to: typer.Typer, group: str, commands: Commands, kind: type[TyperCommand] = TyperCommand) -> None:
     for name, (command, example) in commands.items():
-        to.command(name, epilog=f"Example: {group} {name} {example}")(spread(command))
+        to.command(name, cls=kind, epilog=f"Example: {group} {name} {example}")(spread(command))
 
 
 _add(app, "farspan", COMMANDS)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
-_add(train_app, "farspan train", TRAININGS)
+_add(train_app, "farspan train", TRAININGS, train.Training)
 app.add_typer(train_app, name="train")
 search_app = typer.Typer(
     no_args_is_help=True, help="Search for the settings of a method with which a model remembers most."

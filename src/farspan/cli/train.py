@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from farspan.cli.options import RUN, AsJson, one_line_errors, option
 from farspan.extras import optional_import
@@ -17,80 +18,85 @@ Config = Annotated[
 Overrides = Annotated[
     list[str] | None, option("Config", "Replace a value of the config. Repeatable.", "--set", metavar="TABLE.KEY=VALUE")
 ]
+Plan = Annotated[bool, option(RUN, "Check model and text, print what a training would do; train nothing.", "--plan")]
 NO_CHECKPOINT = "no checkpoint was saved yet: the same command begins again"
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 
 
-def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+class Training(TyperCommand):
+    """A command whose help also lists the recipe's configs and keys, after the rest, as these import torch."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        from farspan.train.config import keys_of, parsed, recipe_of, settings_of, shipped_configs
+
+        page = "training" if self.name in ("lm", "smt") else "cepe_training"
+        configs = ", ".join(name for name in shipped_configs() if recipe_of(parsed(name)) == self.name)
+        lines = [f"Configs that come with farspan: {configs}", f"Keys of --set, explained in docs/{page}.md:"]
+        for line in (*lines, *keys_of(settings_of(str(self.name)))):
+            Terminal().print_line(line)
+
+
+def train_lm(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
     """Pre-train a small Llama and its tokenizer. Repeating the command continues a training that was stopped."""
-    _train("lm", config, overrides, as_json, SIZE)
+    _train("lm", config, overrides, plan, as_json, SIZE)
 
 
-def train_smt(
-    config: Config,
-    overrides: Overrides = None,
-    plan_only: Annotated[
-        bool, option(RUN, "Check model and text, print what a training would do; train nothing.", "--plan")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def train_smt(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
     """Extend a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
-    if not plan_only:
-        _train("smt", config, overrides, as_json, "rows of {window:,} tokens, to {settings[lengths][target]:,}")
-        return
-    with one_line_errors():
-        from farspan.train.config import read_config
-        from farspan.train.smt import SmtSettings, plan
-
-        lines = list(plan(read_config(config, SmtSettings, overrides or [])))
-        for line in lines:
-            _console(as_json).print_line(line)
-        if as_json:
-            print(json.dumps({"plan": lines}))
+    _train("smt", config, overrides, plan, as_json, "rows of {window:,} tokens, to {settings[lengths][target]:,}")
 
 
-def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def train_mlm(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
     """Pre-train an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
-    _train("mlm", config, overrides, as_json, SIZE)
+    _train("mlm", config, overrides, plan, as_json, SIZE)
 
 
-def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def train_cepe(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
     """Train an encoder and cross-attention for a frozen decoder (CEPE), warm-up or main stage. Repeating the command
     continues one that was stopped."""
-    _train("cepe", config, overrides, as_json, "{stage}, {tokens:,} tokens")
+    _train("cepe", config, overrides, plan, as_json, "{stage}, {tokens:,} tokens")
 
 
-def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def train_distill(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
     """Train as the main stage of `cepe`, but from a teacher: the decoder itself, which reads all tokens in one window
     (CEPE-Distilled). Repeating the command continues one that was stopped. The example needs the encoder that
     `farspan train cepe cepe-warmup-demo` makes."""
-    _train("distill", config, overrides, as_json, "distilled, {tokens:,} tokens")
+    _train("distill", config, overrides, plan, as_json, "distilled, {tokens:,} tokens")
 
 
-def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool, result: str) -> None:
-    """Run a training, and print its result in one line.
+def _train(recipe: str, config: Path, overrides: list[str] | None, plan: bool, as_json: bool, result: str) -> None:
+    """Run a training, and print its result in one line; or only its plan.
 
     Args:
         recipe: a module of `farspan.train`, with `train` and the class of its config, such as `LmSettings`.
         result: a format string for the summary.
     """
     settings: Any = None
-    with one_line_errors(lambda: _kept(settings)):
+    with one_line_errors(lambda: "" if plan else _kept(settings)):
         optional_import("accelerate", "train")  # first: without it, torch would be imported in vain
         from farspan.report.progress import Display
-        from farspan.train.config import read_config
+        from farspan.train.config import read_config, settings_of
         from farspan.train.engines import is_first_process
         from farspan.train.progress import TrainingWatch, loss_in_words
 
-        module = import_module(f"farspan.train.{recipe}")
-        settings = read_config(config, getattr(module, f"{recipe.capitalize()}Settings"), overrides or [])
-        console = _console(as_json)
+        settings = read_config(config, settings_of(recipe), overrides or [])
+        console, lines = _console(as_json), list[str]()
+
+        def notice(line: str) -> None:
+            lines.append(line)
+            console.print_line(line)
+
         with Display(console) as display:
-            summary = module.train(settings, TrainingWatch(display.start, display.step, console.print_line))
-        loss = loss_in_words(summary["loss"], summary["losses"], " nats per token")
-        if summary.get("held_out_loss") is not None:
-            loss += f", held-out loss {summary['held_out_loss']:.3f} nats per token"
-        console.print_line(f"{result.format(**summary)}, {loss}, {summary['seconds']:,} s: {settings.out}")
+            watch = TrainingWatch(display.start, display.step, notice, plan)
+            summary = import_module(f"farspan.train.{recipe}").train(settings, watch)
+        if plan:
+            summary = {"plan": lines}
+        else:
+            loss = loss_in_words(summary["loss"], summary["losses"], " nats per token")
+            if summary.get("held_out_loss") is not None:
+                loss += f", held-out loss {summary['held_out_loss']:.3f} nats per token"
+            console.print_line(f"{result.format(**summary)}, {loss}, {summary['seconds']:,} s: {settings.out}")
         if as_json and is_first_process():
             print(json.dumps(summary))
 

@@ -45,7 +45,7 @@ from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import last_hidden, mean_nats
-from farspan.train.progress import Notice, TrainingWatch
+from farspan.train.progress import TrainingWatch
 from farspan.train.trained import Count
 from farspan.train.trainer import RunSettings, load_finite, read_log, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
@@ -121,7 +121,7 @@ def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
             another training.
     """
     lm = opened(settings)
-    rows = prepare(settings, lm, watch.notice)
+    rows = prepare(settings, lm, watch)
     summary = fit(settings, lm, rows, watch, terms=terms, weights={"nats": 1.0})
     if settings.stage == "warmup" and engines.is_first_process():
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
@@ -133,7 +133,7 @@ def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
     return summary
 
 
-def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
+def prepare(settings: CepeSettings, lm: LM, watch: TrainingWatch) -> DocumentRows:
     """Check that model and texts fit the settings, freeze the encoder if it is not trained, and return the samples.
 
     Raises:
@@ -155,9 +155,9 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
             f"{longest:,}: give fewer, or a larger model.order_range"
         )
     with engines.processes().main_process_first():
-        record_settings(settings)
+        record_settings(settings, watch)
         rows = DocumentRows(
-            read_corpus(data.text, lm.tokenizer, notice),
+            read_corpus(data.text, lm.tokenizer, watch.notice),
             data,
             samples=trainer.steps * trainer.rows_per_step,
             separator=lm.separator.ids,
@@ -172,10 +172,10 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
     if settings.model.random_encoder and settings.model.warmed_up:
-        notice("model.random_encoder: the weights of model.warmed_up are not used")
-    notice(f"{lm.name}: {Count.of(model)}")
+        watch.notice("model.random_encoder: the weights of model.warmed_up are not used")
+    watch.notice(f"{lm.name}: {Count.of(model)}")
     if "filter" in rows.kinds:
-        notice(
+        watch.notice(
             f"{len(rows.long):,} of {rows.corpus.num_documents:,} documents have {rows.window:,} tokens; the "
             f"training reads {len(rows):,} windows"
         )
@@ -275,12 +275,11 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
     Args:
         objective: the arguments `terms` and `weights` of TermsTrainer.
     """
-    data, use_cache, count = settings.data, lm.model.config.use_cache, Count.of(lm.model)
+    data, count = settings.data, Count.of(lm.model)
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         for part in model.added_modules():
             part.to(dtype)
-        model.config.use_cache = use_cache
         model.save_pretrained(folder, adapter_only=True)
 
     if settings.trainer.engine == "fsdp2":
@@ -293,15 +292,14 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
         callbacks=watching(lm, settings),
         save=save,
         again=lambda: opened(settings, "cpu").model,
+        row=data.decoder + (data.chunks * data.chunk if settings.stage == "main" else 0),
         base=lm.identity["fingerprint"],
         processing_class=lm.tokenizer,
         data_collator=default_collate,
         predicted=lambda batch: batch["labels"][:, 1:],
         **objective,
     )
-    window = data.decoder + (data.chunks * data.chunk if settings.stage == "main" else 0)
-    summary |= {"tokens": summary["rows"] * window, "trained": count.trained, "stage": settings.stage}
-    summary |= {"from": lm.identity} | environment()
+    summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()
     return write_up(settings, summary, lm.tokenizer, model_card, partial(draw, window=data.decoder))
 
 

@@ -127,9 +127,11 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
     return folder / f"checkpoint-{whole}" if whole else None
 
 
-def refuse_other_text_or_base(folder: Path, corpus: Corpus | None, base: str | None, *, continues: bool) -> None:
+def refuse_other_text_or_base(
+    folder: Path, corpus: Corpus | None, base: str | None, *, continues: bool, plan: bool
+) -> None:
     """Record what a training began with in its folder of checkpoints, or compare it if the training continues: the hash
-    of its text, and the fingerprint of the model that it started from. None: it depends on none.
+    of its text, and the fingerprint of the model that it started from. None: it depends on none. A plan only compares.
 
     Raises:
         ValueError: the text, its tokenizer or the model has changed since the training began.
@@ -146,7 +148,7 @@ def refuse_other_text_or_base(folder: Path, corpus: Corpus | None, base: str | N
                 f"{what} has changed since the training in {folder.parent} began: its hash is {value}, expected "
                 f"{before}. Restore it, or train into another folder (out)"
             )
-    if is_first_process():
+    if not plan and is_first_process():
         for name, (_, value) in now.items():
             files.write(folder / name, value)
 

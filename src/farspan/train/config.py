@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -49,6 +49,33 @@ def _folder(name: str) -> str:
 
 Out = Annotated[str, AfterValidator(_folder)]  # the folder that a training writes
 S = TypeVar("S", bound=Settings)
+RECIPES = ("lm", "smt", "mlm", "cepe", "distill")  # modules of farspan.train
+
+
+def settings_of(recipe: str) -> type[Settings]:
+    """Return the class of a recipe's config, such as `LmSettings`."""
+    found: type[Settings] = getattr(import_module(f"farspan.train.{recipe}"), f"{recipe.capitalize()}Settings")
+    return found
+
+
+def recipe_of(values: dict[str, Any]) -> str | None:
+    """Return the first recipe whose config can have the keys of these values, and needs no others."""
+    return next((recipe for recipe in RECIPES if not _wrong_keys(settings_of(recipe), values)), None)
+
+
+def table_of(hint: Any) -> type[Settings] | None:
+    """Return the class of a config's table from its annotation; None for a plain value."""
+    kinds = (kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Settings))
+    return next(kinds, None)
+
+
+def keys_of(kind: type[Settings], table: str = "") -> Iterator[str]:
+    """Yield a line for each table of a config, with its keys, such as `[data] text, held_out`."""
+    inner = {name: one for name, field in kind.model_fields.items() if (one := table_of(field.annotation))}
+    keys = ", ".join(name for name in kind.model_fields if name not in inner)
+    yield f"[{table}] {keys}" if table else keys
+    for name, one in inner.items():
+        yield from keys_of(one, f"{table}.{name}".removeprefix("."))
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -67,10 +94,33 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         overrides: such as `optimizer.lr=1e-3`; a value that is not TOML is text.
 
     Raises:
-        ValueError: no such file, not TOML, an unknown key, or a missing or impossible value.
+        ValueError: no such file, not TOML, a config of another recipe, an unknown key, or a missing or impossible
+            value.
+    """
+    values = parsed(path)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ValueError(f"--set {override!r} is not of the form table.key=value")
+        _put(values, key.strip().split("."), _toml_value(value.strip()))
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        own = parsed(path)
+        if "extra_forbidden" in _wrong_keys(kind, own) and (recipe := recipe_of(own)):
+            raise ValueError(f"config {path} is of the recipe {recipe}: use farspan train {recipe} {path}") from error
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_problem(kind, e)}" for e in error.errors())
+        raise ValueError(f"config {path}: {problems}") from error
+
+
+def parsed(path: str | Path) -> dict[str, Any]:
+    """Return the values of a config, without defaults and checks.
+
+    Raises:
+        ValueError: as `read_config`: no such file, or not TOML.
     """
     try:
-        values = tomllib.loads(_config_file(path).read_text("utf-8"))
+        return tomllib.loads(_config_file(path).read_text("utf-8"))
     except FileNotFoundError as error:
         known = shipped_configs()
         raise ValueError(
@@ -88,16 +138,6 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         elif not isinstance(error, tomllib.TOMLDecodeError):
             why = "got an integer of more than 4,300 digits. Shorten it"
         raise ValueError(f"config {path} is not TOML: {why}") from error
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise ValueError(f"--set {override!r} is not of the form table.key=value")
-        _put(values, key.strip().split("."), _toml_value(value.strip()))
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_problem(kind, e)}" for e in error.errors())
-        raise ValueError(f"config {path}: {problems}") from error
 
 
 def _config_file(path: str | Path) -> Path:
@@ -108,8 +148,10 @@ SETTINGS = "settings.json"
 BEGUN = "log.jsonl"  # exists in the folder of a training that has logged a step
 TOKENIZER = "tokenizer.json"  # may exist before: a training can train its tokenizer first
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
-MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin")  # of a model, as patterns
+# of a model, as patterns
+MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "pytorch_model*.bin", TOKENIZER)
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
+LOCK = "lock"
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
@@ -171,7 +213,7 @@ def only_one_in(out: Path) -> Iterator[None]:
     working = out / CHECKPOINTS
     if working.is_symlink():
         raise ValueError(f"{working} is a symbolic link: got {working.readlink()}, expected a folder. Delete the link")
-    if not (out / SETTINGS).exists():
+    if not (out / SETTINGS).exists() and not (working / LOCK).exists():
         for pattern in MODEL_FILES:
             if found := next(out.glob(pattern), None):
                 raise ValueError(
@@ -185,16 +227,25 @@ def only_one_in(out: Path) -> Iterator[None]:
         raise ValueError(
             f"out = {str(out)!r} is not a folder: got a file, or a folder inside of one. Choose another"
         ) from error
-    with files.locked(working / "lock"):
+    with files.locked(working / LOCK):
         try:
             yield
         finally:
             if made and not (out / SETTINGS).exists():
                 with suppress(PermissionError):  # on Windows, where a lock that is held cannot be deleted
-                    (working / "lock").unlink()
+                    (working / LOCK).unlink()
                 with suppress(OSError):  # stops at the first folder that is not empty
                     for folder in made:
                         folder.rmdir()
+
+
+def _wrong_keys(kind: type[Settings], values: dict[str, Any]) -> set[str]:
+    """Return pydantic's names for what is wrong with the keys of a config: `extra_forbidden`, `missing`."""
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        return {e["type"] for e in error.errors()} & {"extra_forbidden", "missing"}
+    return set()
 
 
 def _problem(kind: type[Settings], error: Any) -> str:
@@ -205,8 +256,8 @@ def _problem(kind: type[Settings], error: Any) -> str:
         return f"{error['msg'].removeprefix('Value error, ')} (given {error['input']!r})"  # pydantic's prefix
     *tables, key = error["loc"]
     for table in tables:
-        kind = getattr(getattr(kind, "model_fields", {}).get(table), "annotation", None) or Settings
-    return f"unknown key{closest(str(key), getattr(kind, 'model_fields', {}))}"
+        kind = table_of(kind.model_fields[table].annotation) or Settings
+    return f"unknown key{closest(str(key), kind.model_fields)}"
 
 
 def _put(values: dict[str, Any], key: list[str], value: Any) -> None:

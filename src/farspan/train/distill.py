@@ -82,7 +82,7 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
     chosen, lm = settings.distill, opened(settings)
     other = other_teacher(settings, lm)
     samples: Dataset[dict[str, Tensor]]
-    samples = rows = prepare(settings, lm, watch.notice)
+    samples = rows = prepare(settings, lm, watch)
     teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
     if teacher is not None and chosen.stored:
         with engines.processes().main_process_first():
@@ -257,7 +257,6 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
     kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
     about = {"seed": rows.seed, "text": rows.corpus.hash, "data": rows.settings.model_dump(mode="json")}
     about |= teacher.identity
-    folder.mkdir(parents=True, exist_ok=True)
     shape = len(rows), len(rows.before) + rows.settings.decoder
     layout = {"index.npy": (kind, (*shape, teacher.top)), "log_probs.npy": (np.float16, (*shape, teacher.top + 1))}
     taught = TaughtRows(rows, folder, layout)
@@ -275,14 +274,18 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
             raise ValueError(
                 f"{folder} holds a teacher's distributions of other samples: {record}, not {about}. Delete it"
             )
-    with writing(folder):
-        if done == 0 or have < len(rows):  # new, or of a shorter training
-            taught.allocate(keep=done > 0)
-        index, log_probs = taught.arrays("r+")
     if done < len(rows):
         watch.notice(
             f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}"
         )
+    if watch.plan:
+        return taught
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if done == 0 or have < len(rows):  # new, or of a shorter training
+            taught.allocate(keep=done > 0)
+        index, log_probs = taught.arrays("r+")
+    if done < len(rows):
         watch.start("windows of the teacher", len(rows))
     device = hf.input_device(teacher.model)
     for first in range(done, len(rows), SAMPLES_AT_ONCE):

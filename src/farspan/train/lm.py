@@ -1,6 +1,7 @@
 """Pre-training of a small Llama, tokenizer included; Llama-83M of the Forgetting Curve paper (appendix D.1) is one."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from farspan.train.config import Settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
+from farspan.train.trained import Count
 from farspan.train.trainer import PretrainingSettings, load_finite, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
@@ -90,12 +92,13 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
         refuse_unfit(trainer)
     source = settings.tokenizer.folder or (str(out) if start is None else folder_of(start))
     with engines.processes().main_process_first():  # the other processes then use the files that it has written
-        record_settings(settings)
-        if source == str(out) and not (out / "tokenizer.json").exists():
-            vocabulary = settings.tokenizer.vocabulary
-            watch.notice(f"text {settings.data.text!r}: training a tokenizer of {vocabulary:,} entries")
-            train_tokenizer(read_texts(settings.data.text), vocabulary, out)
-        tokenizer = load_tokenizer(source, what="tokenizer")
+        record_settings(settings, watch)
+        with TemporaryDirectory() as place:
+            if source == str(out) and not (out / "tokenizer.json").exists():
+                vocabulary, source = settings.tokenizer.vocabulary, place if watch.plan else source
+                watch.notice(f"text {settings.data.text!r}: training a tokenizer of {vocabulary:,} entries")
+                train_tokenizer(read_texts(settings.data.text), vocabulary, Path(source))
+            tokenizer = load_tokenizer(source, what="tokenizer")
         text = read_corpus(settings.data.text, tokenizer, watch.notice)
         held_out = read_corpus(given, tokenizer, watch.notice) if (given := settings.data.held_out) else None
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -130,13 +133,13 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
         hf.checkpoint_activations(model)
     read = rows(text, trainer.rows_per_step, trainer.steps)
     judged = rows(held_out, trainer.micro_batch, None) if held_out else None
-    options: dict[str, Any] = {}
+    watch.notice(f"{settings.out}: {Count.of(model)}")
+    options: dict[str, Any] = {"row": trainer.window}
     if settings.recurrence is not None:
         recurrence = Recurrence(memory)
-        options = {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
+        options |= {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
     watched = watching(settings, tokenizer, model.config.max_position_embeddings)
     summary = run(model, read, settings, watch, held_out=judged, callbacks=watched, again=new, base=base, **options)
-    summary["tokens"] = summary.pop("rows") * trainer.window
     if settings.recurrence is None:
         return write_up(settings, summary, tokenizer)
     summary["reading"] = reading(memory, trainer.window)

@@ -33,6 +33,7 @@ from farspan.train.config import Settings
 from farspan.train.lm import DataSettings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
+from farspan.train.trained import Count
 from farspan.train.trainer import (
     PretrainingSettings,
     TrainingSettings,
@@ -242,7 +243,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
     tokenizer = load_tokenizer(folder_of(settings.decoder), what="decoder")
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
     with engines.processes().main_process_first():
-        record_settings(settings)
+        record_settings(settings, watch)
         text = read_corpus(settings.data.text, tokenizer, watch.notice)
         held_out = read_corpus(given, tokenizer, watch.notice) if (given := settings.data.held_out) else None
     if tokenizer.mask_token is None:
@@ -268,6 +269,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
         hf.checkpoint_activations(model.model)
     if trainer.engine == "fsdp2":
         engines.shard(model, engines.layers_of(model.model))
+    watch.notice(f"{settings.out}: {Count.of(model)}")
     summary = run(
         model,
         rows(text, trainer.steps * trainer.rows_per_step),
@@ -276,10 +278,10 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
         held_out=rows(held_out, None) if held_out else None,
         save=lambda model, dtype, folder: save_whole(model.model, dtype, folder),
         again=new,
+        row=trainer.window,
         terms=lambda model, core, batch: {"masked": model(**batch)},
         predicted=lambda batch: batch["labels"],
         weights={"masked": 1.0},
     )
-    summary["tokens"] = summary.pop("rows") * trainer.window
     tokenizer.model_max_length = trainer.window
     return write_up(settings, summary, tokenizer)

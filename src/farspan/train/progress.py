@@ -1,11 +1,14 @@
 """Report the progress of a training: steps, losses, and measurements of the model in training, as text."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from farspan import files
 from farspan.report.training import PERPLEXITY, memory_length
 
 Notice = Callable[[str], None]
@@ -18,6 +21,26 @@ class TrainingWatch:
     start: Callable[[str, int], None] = lambda title, total: None  # a title, and the number of steps
     step: Callable[[int, int, str], None] = lambda done, total, state: None  # steps done, all steps, the last loss
     notice: Notice = lambda line: None  # a line for the user
+    plan: bool = False  # check the training and describe it in notices: train and write nothing
+
+
+class OnlyPlanned(BaseException):
+    """The end of a plan, where the training would begin."""
+
+
+class LogFile(TrainerCallback):
+    """Write the log history to a file after each entry, so that the losses of a training that is killed are kept. Log
+    also at the step of each checkpoint."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_log |= control.should_save
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            files.write(self.file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
 
 
 class Steps(TrainerCallback):

@@ -35,17 +35,16 @@ from farspan.train.config import BEGUN, Settings
 from farspan.train.draws import Recurrences, draw, draw_named, levels
 from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
-from farspan.train.optimizer import OptimizerSettings, build
+from farspan.train.optimizer import OptimizerSettings
 from farspan.train.preflight import preflight, usable
 from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.schedule import LengthSettings, Schedule, schedule
-from farspan.train.temperature import save_scales, scale_queries
+from farspan.train.temperature import PARAMETER, learns_scales, save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import (
     RunSettings,
     load_finite,
     record_settings,
-    refuse_impossible,
     run,
     save_whole,
     training,
@@ -129,13 +128,15 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
             engine in use than requested, or `out` holds another training.
     """
     lm = opened(settings)
-    before, use_cache = lm.trained_length, lm.model.config.use_cache
+    before = lm.trained_length
     assert before is not None
+    longest = max(before, settings.lengths.target)
     with engines.processes().main_process_first():
-        record_settings(settings, lengths_of(lm, settings))
-        rows = rows_of(lm, settings, Path(settings.out), watch.notice)
+        record_settings(settings, watch, lengths_of(lm, settings))
+        rows = rows_of(lm, settings, None if watch.plan else Path(settings.out), watch.notice)
     model, count = prepared(lm, settings)
-    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
+    planned = planned_lengths(rows) if watch.plan else ()
+    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows), *planned):
         watch.notice(line)
     if settings.trainer.engine == "fsdp2":
         engines.shard(lm.model, engines.layers_of(lm.model))
@@ -143,8 +144,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         model = plain(model)
         save_scales(model, before, folder)
-        model.config.get_text_config(decoder=True).max_position_embeddings = settings.lengths.target
-        model.config.use_cache = use_cache
+        model.config.get_text_config(decoder=True).max_position_embeddings = longest
         save_whole(model, dtype, folder)
 
     summary = run(
@@ -165,32 +165,19 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
-    lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, settings.lengths.target)
+    lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
     return write_up(settings, summary | environment(), lm.tokenizer, model_card, partial(draw_losses, window=rows.row))
 
 
-def plan(settings: SmtSettings) -> Iterator[str]:
-    """Yield lines that describe what `train` would do, after all its checks but that of the launcher; train nothing.
-
-    Raises:
-        ValueError: as `train`.
-    """
-    refuse_impossible(settings.trainer, settings.optimizer)
-    lm = opened(settings)
-    rows = rows_of(lm, settings)
-    for callback in watching(lm, settings):
-        callback.choose(lm)
-    model, count = prepared(lm, settings)
-    build(model, settings.optimizer, settings.trainer.steps)
-    stages, steps = rows.schedule.stages, settings.trainer.steps
-    yield f"{lm.name}, window {rows.row:,} tokens: {count}"
-    yield from notes_on(rows)
+def planned_lengths(rows: SparseRows) -> Iterator[str]:
+    """Yield lines about the lengths of a training that is planned, and the tokens that are read."""
+    stages, steps = rows.schedule.stages, rows.schedule.steps
     yield f"{len(stages)} lengths from {stages[0]:,} to {stages[-1]:,} tokens in {steps:,} steps"
-    lengths = [rows.schedule.at(step) for step in range(steps)]
-    examples = {length: rows[lengths.index(length) * rows.batch] for length in {*lengths}}
-    fed = {length: rows.batch * sum(len(row["input_ids"]) for row in one.values()) for length, one in examples.items()}
-    whole = sum(fed[length] for length in lengths)
-    yield f"{fed[max(fed)]:,} tokens a step are read at the last length, about {whole:,} in all"
+    kinds = [(rows.schedule.at(step), step % 2) for step in range(steps)]  # every second step can read another row
+    examples = {kind: rows[kinds.index(kind) * rows.batch] for kind in {*kinds}}
+    fed = {kind: rows.batch * sum(len(row["input_ids"]) for row in one.values()) for kind, one in examples.items()}
+    whole = sum(fed[kind] for kind in kinds)
+    yield f"at most {max(fed.values()):,} tokens a step are read, about {whole:,} in all"
 
 
 def opened(settings: SmtSettings, device: str | None = None) -> LM:
@@ -313,6 +300,10 @@ def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
     assert row is not None
     usable(lm.model, settings.lengths.target)  # first, as it names the reason where queries and keys are not found
     model, count = choose(lm.model, settings.trained)
+    if settings.model.temperature == "learned" and not learns_scales(model):
+        raise ValueError(
+            f'model.temperature = "learned" trains exponents that trained.patterns leaves out: add "*{PARAMETER}" to it'
+        )
     preflight(model, lm.model, row, settings.lengths.target)
     return model, count
 

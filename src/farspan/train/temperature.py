@@ -72,6 +72,11 @@ def save_scales(model: Any, original: int, folder: Path) -> None:
     files.write(folder / SCALES, json.dumps({"original": original, "scales": scales}, indent=2) + "\n")
 
 
+def learns_scales(model: Any) -> bool:
+    """Return whether learned scales of the model are trained."""
+    return any(p.requires_grad for name, p in model.named_parameters() if name.endswith(PARAMETER))
+
+
 def _projections(model: Any) -> Iterator[nn.Module]:
     """Yield the query projections, by layer."""
     return (module for name, module in hf.decoder_of(model).named_modules() if name.endswith("q_proj"))

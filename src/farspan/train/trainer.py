@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, TypeVar
+from typing import Any, Concatenate, Literal, NoReturn, TypeVar
 
 import torch
 from pydantic import Field
@@ -18,12 +18,13 @@ from farspan.callback import MeasuringCallback
 from farspan.lm import LM, load
 from farspan.loading.places import folder_of
 from farspan.measuring import trackers
+from farspan.report.export import counted
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, SETTINGS, Out, Settings, only_one_in, refuse_other_settings
 from farspan.train.interrupts import SavesWhenInterrupted
 from farspan.train.optimizer import OptimizerSettings, build, rates, warmup_and_decay
-from farspan.train.progress import Notice, Steps, TrainingWatch, parts_of
+from farspan.train.progress import LogFile, Notice, OnlyPlanned, Steps, TrainingWatch, parts_of
 from farspan.train.schedule import Schedule
 
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
@@ -93,7 +94,8 @@ def training(train: Train[S]) -> Train[S]:
     that was stopped there, and returns the content of its training.json: parameters, tokens, losses, seconds, settings.
 
     The decorator first locks the folder, checks the settings that need no model, and sets the random seed. `watch` is
-    called in the first process only.
+    called in the first process only. With `watch.plan` everything is checked as for the training, `watch.notice` gets
+    lines that describe it, nothing is trained or written, and {} is returned.
 
     Raises, when the training is called:
         ValueError: another process trains in the folder, or as `refuse_impossible`.
@@ -111,7 +113,9 @@ def training(train: Train[S]) -> Train[S]:
             settings = settings.model_copy(update={"trainer": how})
             refuse_impossible(how, settings.optimizer)
             set_seed(settings.trainer.seed)
-            return train(settings, watch if first else NOBODY)
+            with suppress(OnlyPlanned):
+                return train(settings, watch if first else replace(NOBODY, plan=watch.plan))
+            return {}
 
     return begun
 
@@ -141,8 +145,9 @@ def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> No
         raise ValueError(f"trainer.report_to = {named}: {error}") from error
 
 
-def record_settings(settings: TrainingSettings, lengths: Schedule | None = None) -> None:
-    """Create a training's folder with `settings.json`; first refuse to continue a training that differs.
+def record_settings(settings: TrainingSettings, watch: TrainingWatch, lengths: Schedule | None = None) -> None:
+    """Create a training's folder with `settings.json`, except in a plan; first refuse to continue a training that
+    differs.
 
     Args:
         lengths: of the documents at each step, if they depend on the step.
@@ -166,6 +171,8 @@ def record_settings(settings: TrainingSettings, lengths: Schedule | None = None)
             f"trainer.steps = {now} cannot continue {checkpoint}, which is of a training of {was} steps, since the "
             f"{' and '.join(other)} depend on the number of steps: use trainer.steps = {was}, or another folder for out"
         )
+    if watch.plan:
+        return
     out.mkdir(parents=True, exist_ok=True)
     files.write(out / SETTINGS, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
 
@@ -174,21 +181,6 @@ class PlacedArguments(TrainingArguments):
     """TrainingArguments for a model that is on its devices already."""
 
     place_model_on_device = False
-
-
-class LogFile(TrainerCallback):
-    """Write the log history to a file after each entry, so that the losses of a training that is killed are kept. Log
-    also at the step of each checkpoint."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_log |= control.should_save
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            files.write(self.file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
 
 
 class AtBegin(TrainerCallback):
@@ -233,26 +225,29 @@ def run(
     callbacks: Sequence[MeasuringCallback] = (),
     save: Callable[[Any, torch.dtype, Path], None] = save_whole,
     again: Callable[[], Any],
+    row: int | None = None,
     base: str | None = None,
     base_dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> dict[str, Any]:
     """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
 
-    Write `log.jsonl`, a line every `log_every` steps and at each checkpoint. Return parameters, rows, losses, seconds.
+    Write `log.jsonl`, a line every `log_every` steps and at each checkpoint. Return the counts, losses and seconds.
 
     Args:
         rows: a Dataset with the attribute `corpus`.
-        watch: called with each step, each notice for the user, and each measurement.
+        watch: called with each step, notice and measurement.
         held_out: rows whose loss is logged, in a pre-training.
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
+        row: tokens of a row, if all have as many.
         base: fingerprint of the model that the training starts from; None for a new model.
         base_dtype: of the saved weights if `trainer.dtype` is "auto".
         options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
+        OnlyPlanned: `watch.plan`.
         ValueError: as `continued`; `out` has a checkpoint of another text or base model; another engine is in use than
             the one that was requested; the training diverges; or the disk is full.
     """
@@ -261,6 +256,7 @@ def run(
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
     interrupts = SavesWhenInterrupted(watch.notice)
+    use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
@@ -274,7 +270,12 @@ def run(
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
     finished = checkpoint if before.global_step == how.steps else None
     text = rows.corpus if finished is None else None  # nothing of it is read any more
-    checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, text, base, continues=checkpoint is not None)
+    checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, text, base, continues=bool(checkpoint), plan=watch.plan)
+    read = _read(len(rows), row, how)
+    if watch.plan:
+        for callback in callbacks:
+            callback.prepare(model, trainer.processing_class)
+        _end_plan(watch.notice, how, read, row, checkpoint)
     if finished is not None:
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
@@ -288,13 +289,29 @@ def run(
     parameters = sum(p.numel() for p in model.parameters())
     if trainer.is_world_process_zero():
         if state is not None:
-            model = again()
-            assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
-            model.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
+            model = _with_state(again(), state)
+        if use_cache is not None:
+            model.config.use_cache = use_cache
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
-    read = _rows_read(len(rows), how.rows_per_step, how.steps)
-    return {"parameters": parameters, "rows": read} | _results(trainer.state, how)
+    return {"parameters": parameters} | read | _results(trainer.state, how)
+
+
+def _with_state(model: Any, state: dict[str, torch.Tensor]) -> Any:
+    assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
+    model.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
+    return model
+
+
+def _end_plan(
+    notice: Notice, how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None
+) -> NoReturn:
+    """Call `notice` with a line about the steps of a planned training; raise OnlyPlanned."""
+    line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"
+    if row is not None:
+        line += f" of {row:,} tokens: {how.rows_per_step * row:,} tokens a step, {read['tokens']:,} in all"
+    notice(line if checkpoint is None else f"{line}; the training continues from {checkpoint.name}")
+    raise OnlyPlanned
 
 
 def _results(state: TrainerState, how: RunSettings) -> dict[str, Any]:
@@ -333,10 +350,12 @@ def continued(settings: TrainingSettings, notice: Notice = lambda line: None) ->
     return checkpoint, state
 
 
-def _rows_read(rows: int, batch: int, steps: int) -> int:
-    """Return the number of rows that all steps read together; the last step of an epoch can have fewer than `batch`."""
-    epochs, more = divmod(steps, -(-rows // batch))
-    return epochs * rows + more * batch
+def _read(rows: int, row: int | None, how: RunSettings) -> dict[str, int]:
+    """Return the number of rows that all steps read together, and that of tokens if a row has `row` of them. The last
+    step of an epoch can have fewer rows than a batch."""
+    epochs, more = divmod(how.steps, -(-rows // how.rows_per_step))
+    count = epochs * rows + more * how.rows_per_step
+    return {"rows": count} | ({} if row is None else {"tokens": count * row})
 
 
 def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool) -> TrainingArguments:
