@@ -277,7 +277,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
         save=lambda model, dtype, folder: save_whole(model.model, dtype, folder),
         again=new,
         terms=lambda model, core, batch: {"masked": model(**batch)},
-        predicted=lambda batch: batch["labels"],
+        predicted=lambda batch: {"masked": batch["labels"]},
         weights={"masked": 1.0},
     )
     summary["tokens"] = summary.pop("rows") * trainer.window
