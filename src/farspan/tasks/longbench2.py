@@ -106,7 +106,6 @@ class BoundLongBench2(BoundDocuments):
 class ByLikelihood(BoundLongBench2):
     """The questions, answered by the probability of each letter."""
 
-    version: ClassVar[int] = 1
     needs_nats: ClassVar[bool] = True
     ask: ClassVar[str] = "likelihood"
 
