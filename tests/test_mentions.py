@@ -220,8 +220,8 @@ def test_a_model_that_does_not_see_the_earlier_mentions_gains_exactly_nothing(
 
 
 def test_no_token_within_the_distance_of_a_mention_is_replaced(lm: LM, text: str) -> None:
-    """At these seeds an earlier mention of several tokens begins 150 tokens before the later one: its last tokens, which
-    are nearer, once gave a gain to a model that sees the last 149."""
+    """At these seeds an earlier mention of several tokens begins 150 tokens before the later one. Its last tokens are
+    nearer, and once gave a gain to a model that sees the last 149."""
     near = wrap(tiny_model("mistral", sliding_window=149, num_hidden_layers=1), lm.tokenizer, "tiny")
     for seed in (17, 32):
         examples = bound(lm, text).examples(lm, LENGTHS, 2, seed)
