@@ -268,6 +268,11 @@ def test_offsets_are_whole_chunks_up_to_the_range_as_often_in_each_octave() -> N
     assert [int(rows[i]["context_offset"]) for i in range(9)] == offsets[:9].tolist()
 
 
+def test_offsets_reach_the_range() -> None:
+    rows = windows(numbered(400), longest=20, chunk=4, chunks=3, samples=60)
+    assert {int(rows[i]["context_offset"]) for i in range(60)} == {0, 4, 8}
+
+
 def test_copied_samples_are_a_slice_of_their_context() -> None:
     corpus = numbered(400)
     rows = windows(corpus, mixture={"copied": 1.0}, samples=200)

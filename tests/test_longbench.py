@@ -109,6 +109,15 @@ def test_a_document_is_cut_in_the_middle_where_that_was_said(lm: LM, tmp_path: P
     assert all(row.scores["left_out"] > 0 and row.num_seen == 330 - 32 for row in rows)
 
 
+def test_equal_rows_of_the_data_are_examples_of_their_own(lm: LM, tmp_path: Path) -> None:
+    data = write(tmp_path, "hotpotqa", [*rows_of("hotpotqa", 2), *rows_of("hotpotqa", 1)])
+    what = task(f"longbench:set=hotpotqa,view=answers,data={data},new_tokens=2").on(lm, "")
+    rows = measured(tmp_path / "run", lm, what, repeats=3)
+    assert sorted(row.scores["item"] for row in rows) == ["0000", "0000", "0001"]
+    again = what.examples(lm, (900,), 2, 0)
+    assert [example.id for example in again] == [row.example for row in rows[:2]]
+
+
 def test_the_papers_view_is_perplexity_of_the_contexts(lm: LM, tmp_path: Path) -> None:
     data = write(tmp_path, "hotpotqa", rows_of("hotpotqa"))
     what = task(f"longbench:set=hotpotqa,data={data}").on(lm, "")

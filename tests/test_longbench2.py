@@ -114,6 +114,8 @@ def test_a_file_or_a_folder_with_it_is_read(name: str, tmp_path: Path) -> None:
         ("The correct answer is (insert answer here)", None),
         ("B", None),
         ("The correct answer is (E)", None),
+        ("The correct answer is (Because it is blue)", None),
+        ("The correct answer is A or B. The correct answer is (B)", "B"),
         ("", None),
     ],
 )

@@ -17,6 +17,7 @@ from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM, wrap
 from farspan.measuring.loop import Watch, _batches, measure_cell
 from farspan.methods import method
+from farspan.reader.served.client import TooLongError
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result
 from farspan.tasks.curve import BoundCurve
@@ -53,6 +54,16 @@ def measured(folder: Path, task: Any, repeats: int = 4, **more: Any) -> list[Row
         )
 
 
+class Refusing(BoundCurve):
+    """A curve on a server that takes no more than 40 tokens of the second repeat."""
+
+    def run(self, reader: Any, batch: Sequence[Example]) -> Iterator[Result]:
+        for result in super().run(reader, batch):
+            if result.length > 40 and any(example.repeat == 1 for example in batch):
+                raise TooLongError("too many tokens")
+            yield result
+
+
 def scores(rows: list[Row]) -> list[tuple[int, int, Any]]:
     return sorted((row.repeat, row.length, json.dumps(row.scores)) for row in rows)
 
@@ -74,6 +85,12 @@ def test_results_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     task = curve_of(counting_text())
     together, alone = (measured(tmp_path / str(b), task, batch=b) for b in (4, 1))
     assert scores(together) == scores(alone)
+
+
+def test_a_server_that_refuses_one_text_is_asked_for_the_others_of_its_batch(tmp_path: Path) -> None:
+    rows = measured(tmp_path, Refusing(target=counting_text()), batch=3)
+    refused = {(row.repeat, row.length) for row in rows if row.status == "too_long"}
+    assert (len(rows), refused) == (12, {(1, 80)})
 
 
 def test_a_finished_run_measures_nothing_again(tmp_path: Path) -> None:

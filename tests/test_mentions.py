@@ -92,8 +92,9 @@ def test_a_name_is_inside_a_sentence_somewhere_and_its_letters_are_nowhere_else(
     assert found(lm, "a Zoé or Zoé b") == ["Zo\N{REPLACEMENT CHARACTER}"] * 2  # two tokens of one letter
 
 
-def naive_mentions(lm: LM, tokens: np.ndarray, distance: int, targets: int) -> dict[str, tuple[int, int]]:
-    """The words of `novel` that recur as the task needs it: index of the later and of the earlier mention."""
+def naive_mentions(lm: LM, tokens: np.ndarray, distance: int, targets: int) -> dict[str, tuple[int, int, int]]:
+    """The words of `novel` that recur as the task needs it: index of the later mention, of the earlier one, and of its
+    last token."""
     rare = [*NAMES, "x_one", "x_two", "x_ten", *map(str, range(1811, 1820))]
     answer = {}
     for word in rare:
@@ -103,8 +104,9 @@ def naive_mentions(lm: LM, tokens: np.ndarray, distance: int, targets: int) -> d
         first = len(tokens) - targets
         inside = [i for i in at if i >= first]
         before = [i for i in at if i + len(ids) <= first]
-        if inside and before and inside[0] - before[-1] >= distance and before[-1] == at[at.index(inside[0]) - 1]:
-            answer[word] = inside[0], before[-1]
+        last = before[-1] + len(ids) - 1 if before else 0
+        if inside and before and inside[0] - last >= distance and before[-1] == at[at.index(inside[0]) - 1]:
+            answer[word] = inside[0], before[-1], last
     return answer
 
 
@@ -114,14 +116,14 @@ def test_mentions_are_those_that_a_search_for_every_word_finds(lm: LM, text: str
     counts = []
     for example in examples:
         wanted = naive_mentions(lm, example.payload.tokens, distance=150, targets=120)
-        given = {one.word: (one.first, one.earlier) for one in example.payload.mentions}
+        given = {one.word: (one.first, one.earlier, one.last) for one in example.payload.mentions}
         assert given.items() <= wanted.items()
-        most = max(sum(back <= t <= at - 150 for at, back in wanted.values()) for _, t in wanted.values())
+        most = max(sum(back <= t <= at - 150 for at, _, back in wanted.values()) for *_, t in wanted.values())
         assert most - 2 <= len(given) <= most  # two may have no other word of their form, or be cut by the window
-        firsts, earlier = zip(*given.values(), strict=True)
-        assert min(firsts) - max(earlier) >= 150
+        firsts, _, lasts = zip(*given.values(), strict=True)
+        assert min(firsts) - max(lasts) >= 150
         for length in LENGTHS:
-            inside = {word for word, (_, earlier) in given.items() if earlier >= 700 - length}
+            inside = {word for word, (_, earlier, _) in given.items() if earlier >= 700 - length}
             assert {one.word for one in example.payload.at(length)} == inside
             counts.append(len(inside))
     assert min(counts) >= 1
@@ -215,6 +217,16 @@ def test_a_model_that_does_not_see_the_earlier_mentions_gains_exactly_nothing(
     lm = wrap(tiny_model("mistral"), tokenizer, "tiny")  # two layers that see 40 tokens each
     rows = measured(tmp_path / "run", lm, bound(lm, text))
     assert [row.scores["gain"] for row in rows] == [0.0] * 6
+
+
+def test_no_token_within_the_distance_of_a_mention_is_replaced(lm: LM, text: str) -> None:
+    """At these seeds an earlier mention of several tokens begins 150 tokens before the later one. Its last tokens are
+    nearer, and once gave a gain to a model that sees the last 149."""
+    near = wrap(tiny_model("mistral", sliding_window=149, num_hidden_layers=1), lm.tokenizer, "tiny")
+    for seed in (17, 32):
+        examples = bound(lm, text).examples(lm, LENGTHS, 2, seed)
+        with method("full").on(near) as reader:
+            assert [one.scores["gain"] for one in bound(lm, text).run(reader, examples)] == [0.0] * 4
 
 
 class Knowing:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -181,6 +182,16 @@ def test_forced_scores_equal_one_forward_over_everything(
         assert row.scores.get("exact") == (float(all(right)) if len(right) > 1 else None)
         assert row.scores["context"] == len(before)
         assert row.scores["answers"] == list(query.answers)
+
+
+def test_a_prompt_does_not_depend_on_the_day(
+    lm: LM, bound: Callable[..., BoundNeedle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Templates such as Llama 3's write the date; another one would make other examples, and a run would have both."""
+    monkeypatch.setattr(lm.tokenizer, "chat_template", 'today is {{ strftime_now("%d %b %Y") }}\n' + CHAT)
+    [example] = bound(ask="generated").examples(lm, (640,), 1, 0)
+    assert lm.tokenizer.decode(example.payload.head.tolist()).startswith("today is 26 Jul 2024\n")
+    assert template(lm)[0].startswith(f"today is {datetime.now():%d %b %Y}\n")  # a question of the user
 
 
 @pytest.mark.parametrize("chat", [None, CHAT])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_cli import farspan, last_line, refused
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
@@ -200,6 +201,22 @@ def test_what_is_out_of_reach_is_forgotten(text: str, lm: LM) -> None:
                 assert result.scores[test] == (1.0 if distance < 250 else {"cloze": 0.25}.get(test, 0.0))
                 remembered.add((test, distance < 250))
     assert len(remembered) >= 5
+
+
+@pytest.mark.parametrize("questions", ["same", "paraphrased"])
+def test_answers_have_the_tokens_of_words_inside_a_text(questions: str, text: str) -> None:
+    """Tokenizers such as Llama 2's and Mistral's put a blank before every text."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(special_tokens=["<unk>", "<s>"], vocab_size=200, show_progress=False)
+    backend.train_from_iterator([*WORDS, "0123456789"], trainer)  # one by one: no token crosses a blank
+    lm = wrap(tiny_model(), PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"), "tiny")
+    for example in own(text, lm, questions=questions).examples(lm, (1200,), 2, 0):
+        for test in ("pairs", "cloze"):
+            for answer in example.payload.queries[test].answers:
+                inside = encoded(lm.tokenizer, f"dog {lm.tokenizer.decode(answer.tolist()).strip()}")
+                assert answer.tolist() == inside[len(encoded(lm.tokenizer, "dog")) :].tolist()
 
 
 # real readers

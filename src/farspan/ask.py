@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +29,7 @@ from farspan.text.utf8 import read_text, refuse_surrogates
 PLAIN = "{context}Question: {question}\nAnswer:"
 BETWEEN = "\n\n"  # after each file
 MARK, ASKED = "\u2402context\u2403", "\u2402question\u2403"  # placeholders while a chat template is filled in
+CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")  # how templates of transformers ask for the date
 TEMPLATE_LINES = 2_000_000  # lines of Python that filling in a chat template may run: some seconds
 TEMPLATE_CHARACTERS = 1_000_000
 
@@ -154,12 +156,12 @@ def num_tokens(lm: LM, texts: Sequence[str]) -> int:
     return sum(passage.shape[1] for passage in _passages(lm, texts))
 
 
-def template(lm: LM) -> tuple[str, str, str]:
+def template(lm: LM, day: datetime | None = None) -> tuple[str, str, str]:
     """Return the text before the context, between it and the question, and after the question: from the model's
-    chat template, if it has one."""
+    chat template, if it has one. `day`: the date for templates that write one, such as Llama 3's; None: today."""
     filled = PLAIN.format(context=MARK, question=ASKED)
     if getattr(lm.tokenizer, "chat_template", None):
-        filled = _filled(lm)
+        filled = _filled(lm, day)
     before, _, rest = filled.partition(MARK)
     between, found, after = rest.partition(ASKED)
     if not found:
@@ -167,11 +169,15 @@ def template(lm: LM) -> tuple[str, str, str]:
     return before, between, after
 
 
-def _filled(lm: LM) -> str:
+def _filled(lm: LM, day: datetime | None) -> str:
     turn = [{"role": "user", "content": f"{MARK}{ASKED}"}]
+    given = {}
     try:
+        if day is not None:
+            dated = CLOCK.sub(lambda call: repr(day.strftime(call[2])), lm.tokenizer.get_chat_template())
+            given = {"chat_template": dated}
         with _bounded(TEMPLATE_LINES):
-            filled = lm.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+            filled = lm.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, **given)
         if len(filled) > TEMPLATE_CHARACTERS:
             raise ValueError(f"it writes {len(filled):,} characters, expected at most {TEMPLATE_CHARACTERS:,}")
     except (TemplateError, *BROKEN) as error:

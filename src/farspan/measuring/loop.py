@@ -204,6 +204,10 @@ def _measure_batches(
         try:
             _measure_batch(reader, ledger, group.examples, unmeasured, longest)
         except TooLongError as error:
+            if len(group.examples) > 1:  # the server refused one of them; the others may fit
+                queue.popleft()
+                queue.extendleft(_Batch((example,), group.chunk) for example in reversed(group.examples))
+                continue
             for example in group.examples:
                 for length in ledger.missing(example):
                     ledger.fail(example, length, "too_long", str(error))

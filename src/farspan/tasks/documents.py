@@ -97,7 +97,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
         if repeats > len(self.items):
             raise ValueError(f"{self.set} has {len(self.items):,} examples; {repeats:,} are needed (--repeats)")
         chosen = np.random.default_rng([seed]).permutation(len(self.items))[:repeats]
-        examples = []
+        examples, names = [], set[str]()
         for repeat, index in enumerate(chosen):
             item = self.items[index]
             before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
@@ -105,6 +105,9 @@ class BoundDocuments(Bound[DocumentPrompt]):
             prompt = [ids.tolist() for ids in (before, document, after)]
             given = DocumentPrompt(before, document, after, item)
             name = digest(json.dumps([*what, lm.separator.ids, prompt]))
+            if name in names:  # equal rows of the data are examples of their own
+                name = digest(name, str(repeat))
+            names.add(name)
             examples.append(Example(name, repeat, tuple(lengths), given))
         return examples
 

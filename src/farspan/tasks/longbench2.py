@@ -41,7 +41,7 @@ AFTER = (
     '\n\nFormat your response as follows: "The correct answer is (insert answer here)".'
 )
 BEGUN = "The correct answer is"
-ANSWER = re.compile(rf"{BEGUN} \(?([A-D])")
+ANSWERS = re.compile(rf"{BEGUN} \(([A-D])\)"), re.compile(rf"{BEGUN} ([A-D])")  # a bracketed letter goes first
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class BoundLongBench2(BoundDocuments):
     """The questions, answered by generation."""
 
     task: ClassVar[str] = "longbench2"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     ask: ClassVar[str] = "generated"
 
     @property
@@ -94,8 +94,8 @@ class BoundLongBench2(BoundDocuments):
         return {"ask": self.ask, **super().settings}
 
     def judged(self, prediction: str, item: Item) -> dict[str, Any]:
-        found = ANSWER.search(prediction.replace("*", ""))
-        letter = found[1] if found else None
+        answer = prediction.replace("*", "")
+        letter = next((found[1] for one in ANSWERS if (found := one.search(answer))), None)
         return {"score": float(letter in item.references), "letter": letter}
 
     def right(self, item: Item) -> str:

@@ -3,8 +3,8 @@
     gain = nats(mention | context in which other words replace the earlier mentions) - nats(mention | context)
 
 A mention is the first occurrence of a word, with all its tokens, among the last `target_tokens` of a length. Its
-nearest earlier occurrence is in the context and begins at least `distance` tokens before it. The words are found by
-their spelling alone:
+nearest earlier occurrence is in the context, and the last token of that is at least `distance` tokens before it. The
+words are found by their spelling alone:
 
 `number`      two characters or more, with a digit
 `identifier`  an underscore inside, or a capital after a small letter
@@ -75,7 +75,13 @@ class Mention:
     first: int  # index of its first token in the window
     end: int  # index of the token after it
     earlier: int  # index of the first token of the nearest earlier mention
-    replaced: tuple[tuple[int, np.ndarray], ...]  # index and new tokens of each earlier mention
+    replaced: tuple[tuple[int, np.ndarray], ...]  # index and new tokens of each earlier mention, in order
+
+    @property
+    def last(self) -> int:
+        """The index of the last token that is replaced."""
+        place, ids = self.replaced[-1]
+        return place + len(ids) - 1
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
     """Mentions in one text."""
 
     task: ClassVar[str] = "mentions"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -203,8 +209,8 @@ class BoundMentions(Mentions, BoundText[MentionText]):
             mentions.append(Mention(text, mention.first, mention.end, before.first, replaced))
         # the largest set of mentions that have none of its replaced words within `distance`
         apart = [
-            [one for one in mentions if one.earlier <= last <= one.first - self.distance]
-            for last in sorted({one.earlier for one in mentions})
+            [one for one in mentions if one.last <= last <= one.first - self.distance]
+            for last in sorted({one.last for one in mentions})
         ]
         most: list[Mention] = max(apart, key=len) if apart else []
         return MentionText(tokens, tuple(most))
@@ -218,7 +224,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
         """
         for before, mention in pairwise(words):
             if mention.first >= first:
-                far = before.end <= first and mention.first - before.first >= self.distance
+                far = before.end <= first and mention.first - (before.end - 1) >= self.distance
                 return (before, mention) if far and mention.whole else None
         return None
 

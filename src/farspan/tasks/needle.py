@@ -25,6 +25,7 @@ as a word. A length is all tokens: separator or template, text, the longest ques
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -58,6 +59,7 @@ USED = {
     "spread": (("multivalue", "tracking"), 0.2),
 }
 NEW_TOKENS = 64
+DAY = datetime(2024, 7, 26)  # for chat templates that write the date: a prompt must not depend on when it is measured
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         """Return the tokens before the description, and those between question and answer; None: no chat template."""
         if self.ask == "forced" or not getattr(lm.tokenizer, "chat_template", None):
             return np.array(lm.separator.ids), None
-        before, between, after = template(lm)
+        before, between, after = template(lm, DAY)
         ids = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, between + after)]
         return np.array(ids[0] or lm.separator.ids, np.int64), np.array(ids[1], np.int64)
 

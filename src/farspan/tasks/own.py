@@ -23,7 +23,7 @@ counted.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -148,7 +148,7 @@ class BoundOwn(Own, BoundText[Hidden]):
     """The tests in one text."""
 
     task: ClassVar[str] = "own"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -206,8 +206,7 @@ class BoundOwn(Own, BoundText[Hidden]):
             blank = re.sub(WORD, lambda found: "____" if found[0] == word else found[0], sentence)
             question = f"\nQuestion: Which word is missing here? {blank}\nAnswer:"
             facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\n{sentence}\n")))
-            answers = tuple(encoded(lm.tokenizer, f" {one}") for one in options)
-            queries["cloze"] = Query(encoded(lm.tokenizer, question), answers)
+            queries["cloze"] = _query(lm, question, options)
         hidden = Hidden(filler, tuple(facts), queries)
         if hidden.num_facts > lengths[0] * 3 // 4:
             raise ValueError(
@@ -223,8 +222,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         """Return the question for the number of a word, `numbers[0]`; if paraphrased, with all numbers as answers."""
         if self.questions == "paraphrased":
             question = PARAPHRASES[int(rng.integers(len(PARAPHRASES)))].format(word=word)
-            ids = encoded(lm.tokenizer, question)
-            return Query(ids, tuple(following(lm.tokenizer, f" {number}", before=question) for number in numbers))
+            return _query(lm, question, numbers)
         ids, number = pieces(lm.tokenizer, f"\nThe number of {word} is", f" {numbers[0]}")
         return Query(ids, (number,))
 
@@ -325,6 +323,12 @@ class BoundOwn(Own, BoundText[Hidden]):
         last = "asked", np.concatenate([query.ids, query.answers[0]])
         read = "read", self.context(lm, example, length)[0]
         return [("separator", lm.separator.ids), read, last], len(query.answers[0])
+
+
+def _query(lm: LM, question: str, answers: Iterable[object]) -> Query:
+    """Return the query with these answers, each tokenised as it follows the question."""
+    ids = (following(lm.tokenizer, f" {answer}", before=question) for answer in answers)
+    return Query(encoded(lm.tokenizer, question), tuple(ids))
 
 
 def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:

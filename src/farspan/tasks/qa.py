@@ -34,7 +34,7 @@ from farspan.reader import NotFiniteError, Reader
 from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
-from farspan.tasks.prompts import encoded, stops
+from farspan.tasks.prompts import encoded, following, stops
 from farspan.tasks.scoring import exact_match, normalised
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
 from farspan.text.retrieval import Index, open_index
@@ -263,7 +263,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
 
     def parts(self, lm: LM, example: Example[QaPrompt], length: int) -> Parts:
         given = example.payload
-        answer = encoded(lm.tokenizer, " " + given.question.answers[0])
+        answer = following(lm.tokenizer, f" {given.question.answers[0]}", before="Answer:")
         read = [("read", ids) for ids in (given.head, *given.passages[:length])]
         return [*read, ("asked", np.concatenate([given.query, answer]))], len(answer)
 

@@ -296,7 +296,7 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
         base=lm.identity["fingerprint"],
         processing_class=lm.tokenizer,
         data_collator=default_collate,
-        predicted=lambda batch: batch["labels"][:, 1:],
+        predicted=lambda batch: dict.fromkeys(objective["weights"], batch["labels"][:, 1:]),
         **objective,
     )
     summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()

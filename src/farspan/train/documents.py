@@ -190,7 +190,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
             "context_attention_mask": torch.from_numpy(seen.astype(np.int64)),
         }
         if self.most is not None:
-            sample["context_offset"] = torch.tensor(settings.chunk * (int((self.most + 1) ** rng.random()) - 1))
+            sample["context_offset"] = torch.tensor(settings.chunk * (int((self.most + 2) ** rng.random()) - 1))
         return sample
 
     def _retrieved(self, query: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, Bool[np.ndarray, "chunks chunk"]]:

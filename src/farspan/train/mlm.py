@@ -280,7 +280,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
         again=new,
         row=trainer.window,
         terms=lambda model, core, batch: {"masked": model(**batch)},
-        predicted=lambda batch: batch["labels"],
+        predicted=lambda batch: {"masked": batch["labels"]},
         weights={"masked": 1.0},
     )
     tokenizer.model_max_length = trainer.window

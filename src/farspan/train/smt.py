@@ -161,6 +161,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         data_collator=collated,
         core=lm.model,
         terms=terms,
+        predicted=lambda batch: {name: rows["labels"][:, 1:] for name, rows in batch.items()},
         weights={"sparse": 1.0, "window": settings.smt.beta},
         notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )

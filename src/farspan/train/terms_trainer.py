@@ -18,7 +18,7 @@ from farspan.train.engines import sharded, whole_state
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
 CARRIED = "carried.pt"  # the file of a checkpoint with the state of the terms
-SHARE = "share_of_the_step"  # key in a batch: its labels, relative to the mean number of labels of the step's batches
+SHARE = "share_of_the_step"  # key in a batch: by term, its labels, relative to their mean number in the step's batches
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
@@ -41,9 +41,9 @@ class TermsTrainer(CheckpointTrainer):
             differ under data parallelism) and a batch.
         weights: the weight of each term in the loss.
         core: the transformers model if a wrapper of it is trained (LoRA); default the trained model.
-        predicted: returns the labels of a batch over which the terms are means; give it if batches differ in their
-            number of labels. Each batch then counts in proportion to it, so that a step's loss is one mean over all
-            labels, on any number of processes.
+        predicted: returns the labels of a batch over which each term is a mean, by term; give it if batches differ in
+            their number of labels. Each batch then counts in proportion to it, so that each term of a step's loss is
+            one mean over all labels, on any number of processes.
         notes: returns more values to log, given the number of steps done.
         state: state that the terms keep from step to step, saved in checkpoints; for one process only.
     """
@@ -56,7 +56,7 @@ class TermsTrainer(CheckpointTrainer):
         terms: Terms,
         weights: Mapping[str, float],
         core: Any = None,
-        predicted: Callable[[Any], Tensor] | None = None,
+        predicted: Callable[[Any], Mapping[str, Tensor]] | None = None,
         notes: Callable[[int], Mapping[str, float]] = lambda step: {},
         state: Stateful | None = None,
         **options: Any,
@@ -82,18 +82,22 @@ class TermsTrainer(CheckpointTrainer):
     def get_batch_samples(self, *args: Any, **options: Any) -> tuple[list[Any], Any]:
         batches, num_items = super().get_batch_samples(*args, **options)
         if self.predicted is not None and batches:
-            counts = torch.stack([(self.predicted(batch) != NOT_A_TARGET).sum() for batch in batches])
-            counts = counts.to(self.args.device, torch.float32)
-            mean = self.accelerator.gather(counts).mean().clamp_min(1)
-            batches = [dict(batch) | {SHARE: count / mean} for batch, count in zip(batches, counts, strict=True)]
+            labels = [self.predicted(batch) for batch in batches]
+            numbers = [[int((some != NOT_A_TARGET).sum()) for some in one.values()] for one in labels]
+            counts = torch.tensor(numbers, dtype=torch.float32, device=self.args.device)  # [batches, terms]
+            shares = counts / self.accelerator.gather(counts).mean(0).clamp_min(1)
+            batches = [
+                dict(batch) | {SHARE: dict(zip(one, share, strict=True))}
+                for batch, one, share in zip(batches, labels, shares, strict=True)
+            ]
         return batches, num_items
 
     def compute_loss(
         self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         inputs = dict(inputs)
-        share = inputs.pop(SHARE, 1.0)
-        found = {name: share * value for name, value in self.terms(model, self.core, inputs).items()}
+        shares = inputs.pop(SHARE, {})
+        found = {name: shares.get(name, 1.0) * value for name, value in self.terms(model, self.core, inputs).items()}
         if model.training:
             for name, value in found.items():
                 self._seen.setdefault(name, []).append(value.detach())
