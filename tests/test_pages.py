@@ -78,7 +78,7 @@ def test_a_command_of_a_page_has_known_options_and_values(page: Path, command: s
 def test_a_command_within_a_sentence_has_known_options(page: Path) -> None:
     for inline in code_and_prose(page)[1].split(INLINE)[1:]:
         _, found, words = command_of(inline.partition("`")[0].split())
-        known = {option for one in found.params for option in (*one.opts, *one.secondary_opts)}
+        known = {option for one in found.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, inline.partition("`")[0]
 
 

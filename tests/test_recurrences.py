@@ -16,7 +16,7 @@ from farspan.text.corpora import Corpus
 from farspan.train import mining
 from farspan.train.draws import Drawn, Recurrences, draw_named
 from farspan.train.mining import mined, recurring, windows
-from farspan.train.smt import plan as lines_of
+from farspan.train.progress import TrainingWatch
 from farspan.train.smt import train
 from farspan.train.windows import SparseRows
 
@@ -255,7 +255,9 @@ def test_a_plan_names_the_number_of_mentions_and_stores_nothing(
     tmp_path: Path,
 ) -> None:
     chosen = settings("a", "smt.draw=recurrences:ngram=2")
-    assert any("mentions found that need a long context" in line for line in lines_of(chosen))
+    lines: list[str] = []
+    train(chosen, TrainingWatch(notice=lines.append, plan=True))
+    assert any("mentions found that need a long context" in line for line in lines)
     assert not (tmp_path / "a").exists()
 
 
@@ -275,5 +277,6 @@ def test_nothing_is_trained_where_nothing_is_found(settings: Make, tmp_path: Pat
 def test_the_long_context_is_the_target_where_rope_is_scaled(settings: Make, every_place: list[int]) -> None:  # noqa: F811
     for overrides, longest in (([], 511), (["model.rope=rope:type=yarn,factor=2", "lengths.target=256"], 255)):
         every_place.clear()
-        list(lines_of(settings("a", "smt.draw=recurrences:ngram=2", "trainer.steps=30", *overrides)))
+        chosen = settings("a", "smt.draw=recurrences:ngram=2", "trainer.steps=30", *overrides)
+        train(chosen, TrainingWatch(plan=True))
         assert max(every_place) == longest

@@ -870,7 +870,7 @@ def test_a_memory_length_beyond_the_lengths_measured_is_logged_and_marked_in_the
     table = measured_table(log, "builtin")
     assert "half-life in tokens, step 0, step 2: 9, >52." in table
     assert "span in tokens, step 0, step 2: 7, 48." in table
-    assert "`>`: beyond the lengths measured." in table
+    assert "`>`, `<`: beyond the lengths measured." in table
 
 
 @pytest.mark.parametrize(

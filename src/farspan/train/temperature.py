@@ -74,7 +74,7 @@ def save_scales(model: Any, original: int, folder: Path) -> None:
 
 def learns_scales(model: Any) -> bool:
     """Return whether learned scales of the model are trained."""
-    return any(p.requires_grad for name, p in model.named_parameters() if name.endswith(PARAMETER))
+    return any(getattr(module, PARAMETER).requires_grad for module in _projections(model))
 
 
 def _projections(model: Any) -> Iterator[nn.Module]:
