@@ -134,6 +134,15 @@ def lengths_by_member(part: str) -> Callable[[str], str]:
     return made
 
 
+def far(model: str) -> str:
+    """Return copy and control accuracy at four windows, and what is copied beyond guessing, with its interval."""
+    lines = []
+    for one in curves(model, "far"):
+        beyond = over_texts((one.curve.copy - one.curve.control)[:, 0].tolist())
+        lines.append([label(one), *halves(one).values(), signed(*beyond)])
+    return table(["", "copy / control", "copied beyond guessing"], lines)
+
+
 def difference(one: Difference) -> str:
     low, high = (signed_tokens(end) if end is not None else sign for end, sign in ((one.low, "-∞"), (one.high, "∞")))
     return f"{signed_tokens(one.value)} [{low}, {high}]"
@@ -451,6 +460,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "methods-lengths": lengths_by_member("methods"),
     "methods-natural": curve_by_member("methods-natural"),
     "methods-natural-lengths": lengths_by_member("methods-natural"),
+    "far": far,
     "own-gaps": lambda model: gaps(facts_gains(model), "right answers"),
     "rope": curve_by_member("rope"),
     "rope-gaps": lambda model: gaps(rope_gains(model), "copied beyond guessing"),
@@ -602,6 +612,7 @@ def claims() -> dict[str, bool]:
 def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
     """Return the claims on books in their own order and on facts."""
     books, facts = {label(one): one for one in curves(smollm2, "methods-natural")}, facts_gains(smollm2)
+    distant = {label(one): one for one in curves(smollm2, "far")}
     yarn = "`rope:type=yarn,factor=4`"
     return {
         "SmolLM2: on books YaRN by 4 has a longer span than the model as it is": _longer_span(
@@ -612,6 +623,12 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
         ),
         "SmolLM2: on books Self-Extend has a longer span than YaRN by 4, and copies 0.3 more than it guesses": (
             _longer_span(books[yarn], books[STRETCHED]) and _gap(books[STRETCHED], 16384)[0] > 0.3
+        ),
+        "SmolLM2: on books Self-Extend copies at four windows 0.1 more than it guesses and than YaRN by 4": (
+            min(_gap(distant[STRETCHED], 32768)[0], _gains(distant[yarn], distant[STRETCHED])[32768][1]) > 0.1
+        ),
+        "SmolLM2: on books YaRN by 4 copies at four windows less than 0.1 more than it guesses": (
+            _gap(distant[yarn], 32768)[1] < 0.1
         ),
         "SMT with decoys, seed 2, answers more facts at two windows": facts[DECOYS[2]][16384][1] > 0,
     }
