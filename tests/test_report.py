@@ -151,7 +151,7 @@ def test_copy_and_control_are_printed_by_length() -> None:
 @pytest.mark.parametrize(
     ("copies", "said"),
     [
-        ({100: 0.2, 200: 0.2}, "recalls less than a twentieth .* at every length measured: no memory$"),
+        ({100: 0.2, 200: 0.2}, "recalls less than a twentieth .* at every length measured$"),
         ({100: 1.0, 200: 1.0}, "recalls at least half .* up to 200 tokens, the longest length measured$"),
         ({100: 0.5, 200: 0.2}, "recalls less than half .* at every length measured, and at least a twentieth .* up to"),
         ({100: 1.0, 200: 0.4}, "at least half .* up to 1.. tokens, and at least a twentieth .* up to 200, the longest"),
@@ -192,6 +192,13 @@ def test_contaminated_windows_are_counted_in_words(count: int, said: str) -> Non
     found = [{"window": number} for number in range(count)]
     one.__dict__["summary"] = replace(one.summary, contaminated=found)
     assert any(said in line for line in remarks(one))
+
+
+def test_a_half_life_below_the_shortest_length_without_contaminated_windows_is_written_so() -> None:
+    (one,) = series(rows({100: 0.6, 200: 0.3}, repeats=3), MODELS)
+    found = {"contaminated": [{"window": 0}], "without_contaminated": {"half_life": (0.0, False)}}
+    one.__dict__["summary"] = replace(one.summary, **found)
+    assert any(line.endswith("without, half-life is <100") for line in remarks(one))
 
 
 NOISY = [{100: 1.0, 400: 0.2, 800: 0.2}, {100: 0.7, 400: 0.6, 800: 0.2}]  # copy accuracy of two repeats
