@@ -241,6 +241,13 @@ def test_the_interval_of_a_difference_of_shares_is_cut_to_what_is_possible() -> 
     assert interval_of(np.array([0.02, 0.99]), gained | {"score": "copy"}) == (0.0, 1.0)
 
 
+def test_the_interval_of_a_score_that_can_be_negative_contains_its_mean() -> None:
+    low, high = interval_of(np.array([-0.5, -0.4]), {"name": "rank correlation", "exp": False, "score": "r"})
+    assert low is not None
+    assert high is not None
+    assert low < -0.45 < high
+
+
 def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:
     assert "<!-- context = 512 (trained) -->" in svg(rows(), tmp_path)
     assert "(trained)" not in svg(rows(model="org/other"), tmp_path)
