@@ -241,10 +241,15 @@ def half_of_copies(row: Row) -> Row:
     return row if row.task != "curve" else replace(row, scores=row.scores | {"copy": row.scores["control"]})
 
 
-def test_a_lost_memory_is_worse(baseline: Path) -> None:
+def test_a_lost_memory_is_worse(baseline: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = {one.name: one for one in compared(half_of_copies, baseline).changes if one.kind == "memory"}
     assert found["span"].verdict == "worse"
     assert found["span"].now == pytest.approx(0)
+    print_changes(Comparison([found["reach"]]), Terminal(width=120))
+    printed = capsys.readouterr().out
+    assert (
+        next(line.split()[2] for line in printed.splitlines() if "reach" in line) == "<64"
+    )  # at 32 too few tokens are scored
 
 
 def test_the_depths_of_a_text_are_one_pair(tmp_path: Path) -> None:

@@ -312,6 +312,12 @@ def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> 
         curve_of(counting_text(), **({"protocol": "probe"} | given))
 
 
+def test_a_probe_is_smaller_only_where_it_does_not_fit_into_the_shortest_length() -> None:
+    for given, expected in (({}, (16, 32)), ({"scored": 16}, (128, 16)), ({"scored": 90}, (16, 90))):
+        task = Curve(protocol="probe", depths=(0.0, 1.0), **given).resolved((200, 400), (512,))
+        assert (task.warmup, task.scored) == expected
+
+
 def test_depths_need_lengths_with_room_for_them() -> None:
     task = curve_of(counting_text(), protocol="probe", depths=(0.0, 1.0), **PROBES)
     with pytest.raises(ValueError, match="lengths up to 25 tokens"):

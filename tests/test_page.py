@@ -217,6 +217,8 @@ def test_half_lives_are_also_in_characters_where_the_tokenizer_is_known(tmp_path
     half = stats.summarise(stats.curve(rows())).half_life.value
     assert f"{4 * half:,.0f} characters" in page(tmp_path / "out", known).table(0)[1][2]
     assert "characters" not in page(tmp_path / "out", run(tmp_path / "b", rows())).table(0)[1][2]
+    low = run(tmp_path / "c", rows({100: 0.5, 200: 0.4}), characters_per_token={"aa": 4.0})
+    assert "<400 characters" in page(tmp_path / "out", low).table(0)[1][2]
 
 
 def test_protocols_and_texts_are_shown_apart(tmp_path: Path) -> None:
@@ -690,6 +692,11 @@ def test_models_with_equal_lengths_are_said_to_tie(tmp_path: Path) -> None:
     shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", equal))
     assert any(text.startswith("small and large tie for the longest half-life, ") for text in shown.texts)
     assert not any("has the longest" in text for text in shown.texts)
+
+
+def test_half_lives_below_the_shortest_length_are_not_said_to_be_0(tmp_path: Path) -> None:
+    shown = page(tmp_path / "out", run(tmp_path / "a", rows({100: 0.4, 200: 0.3}, repeats=4)))
+    assert "No half-life reaches 100 tokens." in shown.texts
 
 
 def test_models_that_share_no_texts_are_not_said_to_be_tested(tmp_path: Path) -> None:

@@ -433,6 +433,11 @@ def test_two_lengths_below_the_shortest_are_not_tested() -> None:
     assert (found.low, found.high) == (-LENGTHS[0], LENGTHS[0])
 
 
+def test_equal_curves_below_the_shortest_length_do_not_differ() -> None:
+    found = of(stats.differences(run(0.0), run(0.0)), "half_life")
+    assert difference_line(found) == "half-life: a <500, b <500: 0 tokens, p = 1.000, 6 shared targets"
+
+
 def test_runs_are_paired_by_target_whatever_the_order_and_beside_targets_of_one_alone() -> None:
     b = run(MIDDLES + 100 * np.arange(6))
     more = run([*(MIDDLES + 100 * np.arange(6))[::-1], 9000], repeats=7, targets=[f"t{i}" for i in range(5, -2, -1)])

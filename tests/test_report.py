@@ -151,7 +151,7 @@ def test_copy_and_control_are_printed_by_length() -> None:
 @pytest.mark.parametrize(
     ("copies", "said"),
     [
-        ({100: 0.2, 200: 0.2}, "recalls less than a twentieth .* at every length measured: no memory$"),
+        ({100: 0.2, 200: 0.2}, "recalls less than a twentieth .* at every length measured$"),
         ({100: 1.0, 200: 1.0}, "recalls at least half .* up to 200 tokens, the longest length measured$"),
         ({100: 0.5, 200: 0.2}, "recalls less than half .* at every length measured, and at least a twentieth .* up to"),
         ({100: 1.0, 200: 0.4}, "at least half .* up to 1.. tokens, and at least a twentieth .* up to 200, the longest"),
@@ -194,6 +194,13 @@ def test_contaminated_windows_are_counted_in_words(count: int, said: str) -> Non
     assert any(said in line for line in remarks(one))
 
 
+def test_a_half_life_below_the_shortest_length_without_contaminated_windows_is_written_so() -> None:
+    (one,) = series(rows({100: 0.6, 200: 0.3}, repeats=3), MODELS)
+    found = {"contaminated": [{"window": 0}], "without_contaminated": {"half_life": (0.0, False)}}
+    one.__dict__["summary"] = replace(one.summary, **found)
+    assert any(line.endswith("without, half-life is <100") for line in remarks(one))
+
+
 NOISY = [{100: 1.0, 400: 0.2, 800: 0.2}, {100: 0.7, 400: 0.6, 800: 0.2}]  # copy accuracy of two repeats
 
 
@@ -232,6 +239,13 @@ def test_the_interval_of_a_difference_of_shares_is_cut_to_what_is_possible() -> 
     assert interval_of(np.array([-0.02, 0.99]), gained) == (-1.0, 1.0)
     assert interval_of(np.array([0.02, 0.99]), gained) == (-1.0, 1.0)
     assert interval_of(np.array([0.02, 0.99]), gained | {"score": "copy"}) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_score_that_can_be_negative_contains_its_mean() -> None:
+    low, high = interval_of(np.array([-0.5, -0.4]), {"name": "rank correlation", "exp": False, "score": "r"})
+    assert low is not None
+    assert high is not None
+    assert low < -0.45 < high
 
 
 def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:

@@ -220,8 +220,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, clipped
-    to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two. None under two examples, and where
-    graded scores or nats are all the same: their spread is unknown."""
+    to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two; other numbers, which values outside of
+    these show, are not clipped. None under two examples, and where graded scores or nats are all the same: their spread
+    is unknown."""
     nats = in_nats(quality["name"])
     graded = nats or quality.get("graded", False)
     if len(values) < 2 or (graded and np.ptp(values) == 0):
@@ -230,9 +231,11 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
     low, high = (float(side[0]) for side in interval(values[:, None]))
-    if quality["exp"] or nats or np.abs(values).max() > 1:
+    if quality["exp"] or nats:
         return low, high
-    return max(low, -1.0 if " - " in quality["score"] else 0.0), min(high, 1.0)
+    least = -1.0 if " - " in quality["score"] else 0.0
+    is_share = values.min() >= least and values.max() <= 1
+    return (max(low, least), min(high, 1.0)) if is_share else (low, high)
 
 
 def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float]:

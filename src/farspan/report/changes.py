@@ -31,6 +31,7 @@ from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,
     Difference,
+    MemoryLength,
     differences,
     holm,
     mean_error,
@@ -92,6 +93,7 @@ class Change:
     verdict: Verdict = "undecided"
     reason: str = ""  # why it is undecided, where the numbers do not show it
     censored: tuple[str, ...] = ()  # of "baseline" and "model": the memory length exceeds the lengths measured
+    below: tuple[float, float] = (0.0, 0.0)  # tokens; the memory lengths are smaller than these; 0: measured
 
 
 @dataclass(frozen=True)
@@ -206,16 +208,15 @@ def _memory(
             one.pairs,
             reason=_beyond(one),
             censored=one.censored,
+            below=one.below,
         )
 
 
 def _beyond(one: Difference) -> str:
-    """Return which memory length may be longer than measured; "" if none."""
-    if any(one.below):
-        of = one.curves[one.below[0] == 0.0]
-        return (
-            f"in the {of} it is below {max(one.below):,.0f}, the shortest length judged, so the change is only a bound"
-        )
+    """Return which memory length is outside the lengths measured, or may be; "" if none."""
+    for of, below in zip(one.curves, one.below, strict=True):
+        if below:
+            return f"in the {of} it is below {below:,.0f}, the shortest length judged, so the change is only a bound"
     if one.censored:
         return f"in the {one.censored[0]} it exceeds the lengths measured, so the change is only a bound"
     if one.low is None or one.high is None:
@@ -352,8 +353,10 @@ def _line(one: Change, tasks: bool) -> list[str]:
     name = one.name if one.length is None else f"{one.name} {one.length:,}"
     name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
     shown = [
-        f"{'>' * (which in one.censored)}{value:,.0f}" if one.kind == "memory" else number(value)
-        for which, value in (("baseline", one.baseline), ("model", one.now))
+        str(MemoryLength(value, censored=which in one.censored, below=below or None))
+        if one.kind == "memory"
+        else number(value)
+        for which, value, below in zip(("baseline", "model"), (one.baseline, one.now), one.below, strict=True)
     ]
     difference = one.difference
     has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high

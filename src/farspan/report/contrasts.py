@@ -73,7 +73,8 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
 
     best = max(shown, key=size)
     if tokens(best).value <= 0:
-        return f"No {spoken(name)} is above 0 tokens."
+        least = max(tokens(one).below or 0.0 for one in shown)
+        return f"No {spoken(name)} {f'reaches {least:,.0f}' if least else 'is above 0'} tokens."
     value = f"{tokens(best)} tokens"
     tied = [one.name for one in shown if one is not best and size(one) == size(best)]
     others = [one for one in shown if size(one) < size(best)]

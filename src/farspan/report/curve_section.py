@@ -301,7 +301,7 @@ def _line(one: CurveMember, names: Sequence[str]) -> dict[str, Any]:
     if one.summary is not None:
         half = one.in_characters(one.summary.half_life)
         cells = {name: _cell(getattr(one.summary, name)) for name in names}
-        if half is not None and half.value:
+        if half is not None:
             cells["half_life"]["more"] = [f"{_cell(half)['value']} characters"]
         line |= {"cells": list(cells.values()), "repeats": one.summary.repeats}
     return line

@@ -103,8 +103,9 @@ class CurveMember(Member):
         scale = self.characters_per_token
         if scale is None:
             return None
-        low, high = (None if end is None else end * scale for end in (length.low, length.high))
-        return replace(length, value=length.value * scale, low=low, high=high)
+        ends = length.low, length.high, length.below
+        low, high, below = (None if end is None else end * scale for end in ends)
+        return replace(length, value=length.value * scale, low=low, high=high, below=below)
 
 
 def curves_of(members: Iterable[Member]) -> list[CurveMember]:
@@ -124,7 +125,7 @@ def verdict(one: CurveMember) -> str:
     half, reach = s.half_life, s.reach
     unguessed, longest = "the tokens that it could not guess", one.measured.lengths[-1]
     if reach.value == 0.0:
-        text = f"recalls less than a twentieth of {unguessed} at every length measured: no memory"
+        text = f"recalls less than a twentieth of {unguessed} at every length measured"
     elif half.censored:
         text = f"recalls at least half of {unguessed} up to {half.value:,.0f} tokens, the longest length measured"
     elif half.value == 0.0:
@@ -174,7 +175,8 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
         line += " (memorised text, or boilerplate)"
         if s.without_contaminated:
             value, censored = s.without_contaminated["half_life"]
-            line += f"; without, half-life is {'>' * censored}{value:,.0f}"
+            below = None if value else stats.shortest_judged(one.measured)
+            line += f"; without, half-life is {stats.MemoryLength(value, censored=censored, below=below)}"
         lines.append(line)
     if s.nonmonotone > 0.1:
         lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")

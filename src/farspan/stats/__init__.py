@@ -17,6 +17,7 @@ from farspan.stats.forgetting_curves import (
     perplexity_label,
     repeats_near,
     short_text,
+    shortest_judged,
     unpacked,
     version_label,
 )

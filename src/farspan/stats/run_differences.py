@@ -144,35 +144,34 @@ def _differences(
             squared = [float(np.var(others)) for others in samples]
             error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
         value = values[1] - values[0]
-        below = (0.0, 0.0)
-        if name != "span" and not same:
-            below = tuple(  # type: ignore[assignment]
-                shortest_judged(one) * scale if value == 0.0 else 0.0
-                for one, scale, value in zip(curves, scales, values, strict=True)
-            )
-        least = min(0.0, value + below[1]) if value < 0 else max(0.0, value - below[0])
+        below = [
+            shortest_judged(one) * scale if name != "span" and end == 0.0 else 0.0
+            for one, scale, end in zip(curves, scales, values, strict=True)
+        ]
+        unknown = [0.0, 0.0] if same else below
+        least = min(0.0, value + unknown[1]) if value < 0 else max(0.0, value - unknown[0])
         half = float(stdtrit(freedom, 0.975)) * error
         # a crossing beyond the lengths measured may be at any longer one; the span ends at a known length
         censored = [name != "span" and is_censored for _, is_censored in found]
         is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
         if same and not any(censored):
             is_open = [False, False]
-        sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0) or all(below)
+        sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0) or all(unknown)
         result.append(
             Difference(
                 name,
                 names,
                 (values[0], values[1]),
                 value,
-                None if is_open[0] else value - half - below[0],
-                None if is_open[1] else value + half + below[1],
+                None if is_open[0] else value - half - unknown[0],
+                None if is_open[1] else value + half + unknown[1],
                 None if sign_unknown or min(repeats) < LEAST_PAIRS else two_sided(least, error, freedom, min(repeats)),
                 pairs,
                 tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
                 error,
                 freedom,
                 unit,
-                below,
+                (below[0], below[1]),
             )
         )
     return result

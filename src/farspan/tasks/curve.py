@@ -332,7 +332,8 @@ def probe_tokens(
         ValueError: a probe that was given is longer than the largest length.
     """
     w, k = PROBED_LONG if largest > LONG else PROBED
-    if context is not None and (always or w + k >= context):
+    usual = (w if warmup is None else warmup) + (k if scored is None else scored)
+    if context is not None and (always or usual >= context):
         while w > 1 and w + k > context // 4:
             w, k = w // 2, k // 2
     given = warmup is not None or scored is not None
