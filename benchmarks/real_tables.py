@@ -321,17 +321,34 @@ def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
 
 def attention(model: str) -> str:
     """Return the shares of attention by length, with their intervals over texts."""
-    (one,) = attention_series(recorded(model, "attention")[1])
+    rows = recorded(model, "attention")[1]
+    (one,) = attention_series(rows)
     nearest = f"nearest {one.settings['bin']:,} tokens"
     names = {"pareto": "heaviest quarter", "pareto_rest": "heaviest quarter, no sinks", "sinks": "sinks"}
     names |= {"nearest_bin": nearest, "nearest_bin_rest": f"{nearest}, no sinks"}
     lines = []
     for at in one.at:
         data = at.as_data()
-        lines.append(
-            [f"{at.length:,}", *(f"{data[n]:.3f} [{data[f'{n}_low']:.3f}, {data[f'{n}_high']:.3f}]" for n in names)]
-        )
-    return table(["keys", *names.values()], lines)
+        values = [tuple(data[f"{n}{end}"] for end in ("", "_low", "_high")) for n in names]
+        if windows := min(at.visible) < max(at.visible):
+            mine = [row for row in rows if row.length == at.length]
+            values += [_of_full_layers(mine, "all.pareto"), _of_full_layers(mine, "sinks")]
+        lines.append([f"{at.length:,}", *("{:.3f} [{:.3f}, {:.3f}]".format(*three) for three in values)])
+    head = ["keys", *names.values()]
+    return table(head + (["heaviest quarter, layers without a window", "sinks, there"] if windows else []), lines)
+
+
+def _of_full_layers(rows: Sequence[Row], name: str) -> Interval:
+    """Return the mean of a share of attention over heads of the layers that see most keys, with its interval over
+    texts."""
+    values = []
+    for row in rows:
+        shares: Any = row.scores
+        for key in name.split("."):
+            shares = shares[key]
+        visible = np.array(row.scores["visible"])
+        values.append(float(np.array(shares)[visible == visible.max()].mean()))
+    return over_texts(values)
 
 
 def recall_map(model: str) -> str:
@@ -533,7 +550,7 @@ def claims() -> dict[str, bool]:
     rope = rope_gains(smollm2)
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
-    heaviest = [at.as_data() for at in attention_of.at]
+    heaviest, rows_of_gemma = [at.as_data() for at in attention_of.at], recorded(gemma, "attention")[1]
     return {
         "SmolLM2: the half-life on books is inside the window, within 10 %": _within(natural, "half_life", 0.1),
         "SmolLM2: the span on both texts within 10 %": all(_within(one, "span", 0.1) for one in (natural, shuffled)),
@@ -559,6 +576,10 @@ def claims() -> dict[str, bool]:
         "SmolLM2: 50 passages, which exceed its window, cost nats": ralm_cost(smollm2, 50)[1] > 1,
         "SmolLM2: 64 keys cost nats at 2,048 tokens": bool(topk_cost(smollm2, 64)[1, -1] > 0),
         "SmolLM2: a quarter of the keys holds 90 % of the weight": all(one["pareto_low"] > 0.9 for one in heaviest),
+        "Gemma 3: in layers without a window a quarter of the keys holds 90 % of the weight": all(
+            _of_full_layers([row for row in rows_of_gemma if row.length == n], "all.pareto")[1] > 0.9
+            for n in (4096, 8192, 16384, 32768)
+        ),
         "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["float32"]),
         "SmolLM2: Q8_0 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["Q8_0"]),
         "SmolLM2: Q4_0 has a shorter one": not _same_half_life(weights[PLAIN], weights["Q4_0"]),
@@ -629,6 +650,9 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
         ),
         "SmolLM2: on books YaRN by 4 copies at four windows less than 0.1 more than it guesses": (
             _gap(distant[yarn], 32768)[1] < 0.1
+        ),
+        "SmolLM2: Self-Extend answers as many facts at one window as the model as it is, within 0.1": (
+            max(map(abs, facts[STRETCHED][8192][1:])) < 0.1
         ),
         "SMT with decoys, seed 2, answers more facts at two windows": facts[DECOYS[2]][16384][1] > 0,
     }
