@@ -567,6 +567,9 @@ def test_commands_that_need_weights_offer_no_server(command: list[str]) -> None:
     said = farspan(*command, "--help").stdout
     assert "hub id" in said
     assert not any(word in said for word in ("--base-url", "--served-model", "server", "Served"))
+    result = farspan(*command, "http://127.0.0.1:1")
+    assert result.exit_code != 0
+    assert "'http://127.0.0.1:1' is a server, and this command needs weights" in result.stderr
 
 
 def test_a_wrong_value_of_an_option_is_refused_in_one_line_with_the_value() -> None:
