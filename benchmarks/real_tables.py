@@ -634,6 +634,7 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
     """Return the claims on books in their own order and on facts."""
     books, facts = {label(one): one for one in curves(smollm2, "methods-natural")}, facts_gains(smollm2)
     distant = {label(one): one for one in curves(smollm2, "far")}
+    halved = "`rope:type=yarn,factor=2`"
     yarn, replug = "`rope:type=yarn,factor=4`", "`replug:weights=uniform,piece=2048,tail=4096`"
     return {
         "SmolLM2: on books YaRN by 4 has a longer span than the model as it is": _longer_span(
@@ -644,6 +645,9 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
         ),
         "SmolLM2: on books Self-Extend has a longer span than YaRN by 4, and copies 0.3 more than it guesses": (
             _longer_span(books[yarn], books[STRETCHED]) and _gap(books[STRETCHED], 16384)[0] > 0.3
+        ),
+        "SmolLM2: on books YaRN by 2 copies at one window 0.3 more than the model as it is, and at two less than 0.1": (
+            _gains(books[PLAIN], books[halved])[8192][1] > 0.3 and _gap(books[halved], 16384)[1] < 0.1
         ),
         "SmolLM2: on books RePlug has a longer span than the model as it is, and a shorter one than Self-Extend": (
             _longer_span(books[PLAIN], books[replug]) and _longer_span(books[replug], books[STRETCHED])
