@@ -88,9 +88,7 @@ MODEL, SERVED, RUN = "Model", "Served model", "Run"
 ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
 
 LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
-IF_NEEDED = (
-    "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server. Not needed with --base-url."
-)
+IF_NEEDED = f"{LOCAL.removesuffix('.')}, or http://... of a server. Not needed with --base-url."
 LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=checked(_local_place))]
 LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=checked(_local_place))]
 Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=checked(_known_place))]
