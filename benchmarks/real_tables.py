@@ -5,6 +5,8 @@ A table stands on the page between `<!-- table: NAME MODEL -->` and `<!-- end --
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -319,10 +321,13 @@ def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
     return by_length("seconds to the first token / tokens read, generated a second / context", lines)
 
 
+HEAVIEST, FIRST = ("all", "pareto"), ("sinks",)  # shares of attention in the scores of a row, by layer and head
+
+
 def attention(model: str) -> str:
     """Return the shares of attention by length, with their intervals over texts."""
-    rows = recorded(model, "attention")[1]
-    (one,) = attention_series(rows)
+    (one,) = attention_series(recorded(model, "attention")[1])
+    has_windows = min(one.at[0].visible) < max(one.at[0].visible)
     nearest = f"nearest {one.settings['bin']:,} tokens"
     names = {"pareto": "heaviest quarter", "pareto_rest": "heaviest quarter, no sinks", "sinks": "sinks"}
     names |= {"nearest_bin": nearest, "nearest_bin_rest": f"{nearest}, no sinks"}
@@ -330,25 +335,21 @@ def attention(model: str) -> str:
     for at in one.at:
         data = at.as_data()
         values = [tuple(data[f"{n}{end}"] for end in ("", "_low", "_high")) for n in names]
-        if windows := min(at.visible) < max(at.visible):
-            mine = [row for row in rows if row.length == at.length]
-            values += [_of_full_layers(mine, "all.pareto"), _of_full_layers(mine, "sinks")]
+        if has_windows:
+            values += [of_full_layers(model, at.length, share) for share in (HEAVIEST, FIRST)]
         lines.append([f"{at.length:,}", *("{:.3f} [{:.3f}, {:.3f}]".format(*three) for three in values)])
-    head = ["keys", *names.values()]
-    return table(head + (["heaviest quarter, layers without a window", "sinks, there"] if windows else []), lines)
+    more = ["heaviest quarter, layers without a window", "sinks, there"] if has_windows else []
+    return table(["keys", *names.values(), *more], lines)
 
 
-def _of_full_layers(rows: Sequence[Row], name: str) -> Interval:
-    """Return the mean of a share of attention over heads of the layers that see most keys, with its interval over
-    texts."""
-    values = []
-    for row in rows:
-        shares: Any = row.scores
-        for key in name.split("."):
-            shares = shares[key]
-        visible = np.array(row.scores["visible"])
-        values.append(float(np.array(shares)[visible == visible.max()].mean()))
-    return over_texts(values)
+def of_full_layers(model: str, length: int, share: Sequence[str]) -> Interval:
+    """Return the mean of a share of attention, HEAVIEST or FIRST, over the heads of the layers that see most keys, with
+    its interval over texts."""
+    found = [row.scores for row in recorded(model, "attention")[1] if row.length == length]
+    visible = np.array(found[0]["visible"])
+    return over_texts(
+        [float(np.array(reduce(getitem, share, scores))[visible == visible.max()].mean()) for scores in found]
+    )
 
 
 def recall_map(model: str) -> str:
@@ -550,7 +551,7 @@ def claims() -> dict[str, bool]:
     rope = rope_gains(smollm2)
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
-    heaviest, rows_of_gemma = [at.as_data() for at in attention_of.at], recorded(gemma, "attention")[1]
+    heaviest = [at.as_data() for at in attention_of.at]
     return {
         "SmolLM2: the half-life on books is inside the window, within 10 %": _within(natural, "half_life", 0.1),
         "SmolLM2: the span on both texts within 10 %": all(_within(one, "span", 0.1) for one in (natural, shuffled)),
@@ -577,8 +578,7 @@ def claims() -> dict[str, bool]:
         "SmolLM2: 64 keys cost nats at 2,048 tokens": bool(topk_cost(smollm2, 64)[1, -1] > 0),
         "SmolLM2: a quarter of the keys holds 90 % of the weight": all(one["pareto_low"] > 0.9 for one in heaviest),
         "Gemma 3: in layers without a window a quarter of the keys holds 90 % of the weight": all(
-            _of_full_layers([row for row in rows_of_gemma if row.length == n], "all.pareto")[1] > 0.9
-            for n in (4096, 8192, 16384, 32768)
+            of_full_layers(gemma, n, HEAVIEST)[1] > 0.9 for n in (4096, 8192, 16384, 32768)
         ),
         "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["float32"]),
         "SmolLM2: Q8_0 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["Q8_0"]),

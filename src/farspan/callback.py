@@ -239,9 +239,9 @@ class CurveCallback(MeasuringCallback):
 
     Logs `farspan/half_life`, `farspan/span` (tokens), `farspan/half_life_censored`, `farspan/span_censored` (1: the
     true value is beyond the lengths measured), `farspan/half_life_below` (tokens: the true value is smaller, and
-    written as 0) and `farspan/seconds`; trackers of `report_to` also get the other memory
-    lengths, both accuracies at each length and the picture of the curve. The run folder is `farspan`; `training.png`
-    and `training.svg` in it are drawn again after each measurement.
+    written as 0) and `farspan/seconds`; trackers of `report_to` also get the other memory lengths, both accuracies at
+    each length and the picture of the curve. The run folder is `farspan`; `training.png` and `training.svg` in it are
+    drawn again after each measurement.
 
     Args:
         tokenizer, common: as for `MeasuringCallback`.

@@ -65,15 +65,6 @@ def _known_place(model: str) -> None:
         raise ValueError(f"model {model!r} is neither a folder nor a hub id such as org/name")
 
 
-def _local_place(model: str) -> None:
-    """Raise ValueError for a server, and as `_known_place`."""
-    from farspan.measuring.loader import is_url
-
-    if is_url(model):
-        raise ValueError(f"model {model!r} is a server, and this command needs weights: give a folder, file or hub id")
-    _known_place(model)
-
-
 def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
     """Return an option of one group of `--help`."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
@@ -89,8 +80,8 @@ ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--in
 
 LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
 IF_NEEDED = f"{LOCAL.removesuffix('.')}, or http://... of a server. Not needed with --base-url."
-LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=checked(_local_place))]
-LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=checked(_local_place))]
+LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=checked(_known_place))]
+LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=checked(_known_place))]
 Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=checked(_known_place))]
 Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=checked(_known_place))]
 Methods = Annotated[
@@ -192,7 +183,17 @@ class LocalLoading:
         }
 
     def models(self, given: list[str] | None) -> list[str]:
-        """Return the models to measure."""
+        """Return the models to measure.
+
+        Raises:
+            ValueError: one is a server.
+        """
+        from farspan.measuring.loader import is_url
+
+        if url := next(filter(is_url, given or ()), None):
+            raise ValueError(
+                f"model {url!r} is a server, and this command needs weights: give a folder, file or hub id"
+            )
         return list(given or ())
 
     def loader(self) -> "Load":

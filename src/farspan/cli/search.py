@@ -81,6 +81,7 @@ def search_rope(
         from farspan.measuring.search import search_rope as search
         from farspan.report.search import draw_search, print_search
 
+        [model] = loading.models([model])
         console = err if as_json else Terminal()
         settings = sampling.settings()
         found = search(

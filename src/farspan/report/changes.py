@@ -31,7 +31,7 @@ from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,
     Difference,
-    MemoryLength,
+    as_lengths,
     differences,
     holm,
     mean_error,
@@ -352,12 +352,10 @@ def _line(one: Change, tasks: bool) -> list[str]:
 
     name = one.name if one.length is None else f"{one.name} {one.length:,}"
     name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
-    shown = [
-        str(MemoryLength(value, censored=which in one.censored, below=below or None))
-        if one.kind == "memory"
-        else number(value)
-        for which, value, below in zip(("baseline", "model"), (one.baseline, one.now), one.below, strict=True)
-    ]
+    values = one.baseline, one.now
+    shown = [number(value) for value in values]
+    if one.kind == "memory":
+        shown = [str(length) for length in as_lengths(("baseline", "model"), values, one.censored, one.below)]
     difference = one.difference
     has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high
     ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""

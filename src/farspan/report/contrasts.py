@@ -10,6 +10,7 @@ from farspan.stats import (
     LEVEL,
     Difference,
     MemoryLength,
+    as_lengths,
     differences,
     differences_in_characters,
     holm,
@@ -160,14 +161,11 @@ def robustness_lines(result: Robustness) -> list[str]:
 
 def difference_line(one: Difference) -> str:
     """Return a difference between two curves as a line."""
-    shown = [
-        str(MemoryLength(value, censored=name in one.censored, below=below or None))
-        for name, value, below in zip(one.curves, one.values, one.below, strict=True)
-    ]
+    first, second = as_lengths(one.curves, one.values, one.censored, one.below)
     how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
     value = " ".join(part for part in (signed_tokens(one.value), one.interval, one.unit) if part)
     name = one.name.replace("_", "-")
-    return f"{name}: {one.curves[0]} {shown[0]}, {one.curves[1]} {shown[1]}: {value}, {_p(one.p)}, {how}"
+    return f"{name}: {one.curves[0]} {first}, {one.curves[1]} {second}: {value}, {_p(one.p)}, {how}"
 
 
 def _p(p: float | None) -> str:

@@ -208,7 +208,7 @@ def measured_table(log: Log, text: str) -> str:
             found = ", ".join(memory_length(entry, name) for entry in ends)
             title = f"Forgetting curve, {name.replace('_', '-')} in tokens, {', '.join(_steps(ends))}"
             lines.append(f"\n{title}: {found}.")
-        if ">" in lines[-1] + lines[-2] or "<" in lines[-1] + lines[-2]:
+        if {">", "<"} & {*lines[-1], *lines[-2]}:
             lines.append("\n`>`, `<`: beyond the lengths measured.")
     return "\n".join([*lines, ""])
 
@@ -216,8 +216,9 @@ def measured_table(log: Log, text: str) -> str:
 def memory_length(logged: Mapping[str, Any], name: str) -> str:
     """Return half_life or span of an entry of a log in whole tokens, with `>` or `<` if it is outside the lengths
     measured."""
-    value, more, below = (logged.get(f"farspan/{name}{end}") for end in ("", "_censored", "_below"))
-    return str(MemoryLength(value or 0.0, censored=bool(more), below=below))
+    key = f"farspan/{name}"
+    more, below = bool(logged.get(f"{key}_censored")), logged.get(f"{key}_below")
+    return str(MemoryLength(logged[key], censored=more, below=below))
 
 
 def _written(value: float | None, form: str) -> str:

@@ -1,5 +1,6 @@
 """Differences between the numbers of two runs, on the same targets, or in characters of the text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from scipy.special import stdtrit
 from farspan.stats.forgetting_curves import MeasuredCurve, shortest_judged, whole_repeats
 from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, multipliers, repeats_of
 from farspan.stats.intervals import LEAST_PAIRS, has_no_width, two_sided, welch_freedom
+from farspan.stats.memory_lengths import MemoryLength
 
 COMPARED = ("half_life", "reach", "span", "fine")
 MEASURED = ("lengths", "copy", "control")  # what memory lengths follow from
@@ -44,6 +46,15 @@ class Difference:
         low = "-∞" if self.low is None else signed_tokens(self.low)
         high = "∞" if self.high is None else signed_tokens(self.high)
         return f"[{low}, {high}]"
+
+
+def as_lengths(
+    names: Sequence[str], values: Sequence[float], censored: Sequence[str], below: Sequence[float]
+) -> list[MemoryLength]:
+    """Return the values of a `Difference` as memory lengths, which print whether they are measured; `names` as in
+    `censored`."""
+    both = zip(names, values, below, strict=True)
+    return [MemoryLength(value, censored=name in censored, below=least or None) for name, value, least in both]
 
 
 def signed_tokens(tokens: float) -> str:

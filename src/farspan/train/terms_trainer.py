@@ -83,8 +83,8 @@ class TermsTrainer(CheckpointTrainer):
         batches, num_items = super().get_batch_samples(*args, **options)
         if self.predicted is not None and batches:
             labels = [self.predicted(batch) for batch in batches]
-            numbers = [[int((some != NOT_A_TARGET).sum()) for some in one.values()] for one in labels]
-            counts = torch.tensor(numbers, dtype=torch.float32, device=self.args.device)  # [batches, terms]
+            numbers = [torch.stack([(some != NOT_A_TARGET).sum() for some in one.values()]) for one in labels]
+            counts = torch.stack(numbers).to(self.args.device, torch.float32)  # [batches, terms]
             shares = counts / self.accelerator.gather(counts).mean(0).clamp_min(1)
             batches = [
                 dict(batch) | {SHARE: dict(zip(one, share, strict=True))}
