@@ -237,6 +237,14 @@ def test_an_unbounded_interval_has_a_reason(baseline: Path, monkeypatch: pytest.
     assert one.reason == "in part of the resamples it is beyond the lengths measured, so its interval is unbounded"
 
 
+def test_a_length_below_those_measured_in_both_models_is_named(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Difference("half_life", ("baseline", "model"), (0.0, 0.0), 0.0, None, None, 1.0, 8, (), 30.0, 7.0)
+    monkeypatch.setattr("farspan.report.changes.differences", lambda *_, **__: [lost])
+    found = compared(lambda row: row, baseline)
+    assert "full: half-life is below the lengths measured, of both models: not compared" in found.remarks
+    assert "memory" not in {one.kind for one in found.changes}
+
+
 def half_of_copies(row: Row) -> Row:
     return row if row.task != "curve" else replace(row, scores=row.scores | {"copy": row.scores["control"]})
 

@@ -184,7 +184,12 @@ def _memory(
         at = ", ".join(f"{length:,}" for length in sorted(alone))
         lacking.append(f"{group.spec} {a.method} at {at} tokens is not compared: only one of the models has rows there")
     for one in found:
-        if one.name not in MEMORY or not any(one.values):  # a length that is 0 in both shows nothing
+        if one.name not in MEMORY:
+            continue
+        if not any(one.values):
+            remarks.append(
+                f"{a.method}: {spoken(one.name)} is below the lengths measured, of both models: not compared"
+            )
             continue
         if len(one.censored) == 2:
             beyond = f"{spoken(one.name)} is beyond the lengths measured, of both models: the span compares them"
