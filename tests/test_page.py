@@ -651,7 +651,10 @@ def test_curves_are_compared_with_the_first_over_the_texts_they_share(tmp_path: 
     assert float(value) == pytest.approx(98, abs=2)
     assert re.fullmatch(r"\[\+\d+, \+\d+\]", interval)
     assert half[3:] == ["< 0.001", "4"]
-    assert f"large | half-life | {value}" in (tmp_path / "out" / "report.md").read_text()
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert f"large | half-life | {value}" in markdown
+    for written in (markdown, (tmp_path / "out" / "report.html").read_text()):
+        assert "without correction for several tests" in written
 
 
 def test_curves_of_different_tokenizers_are_compared_in_characters(tmp_path: Path) -> None:

@@ -106,7 +106,10 @@ class CurveReport(TaskReport):
         lines: list[str] = []
         if self.at_one_length:
             for one in self.drawn:
-                title = f"recall by distance: {one.name}, {one.everywhere.lengths[0]:,} tokens"
+                title = (
+                    f"recall by distance: {one.name}, texts of {one.everywhere.lengths[0]:,} tokens (depth: share of "
+                    "the text; distance in tokens; means and 95 % intervals over repeats)"
+                )
                 console.print_table(title, RECALL, _recall(one))
             lines += _filled(self.drawn)
         elif self.drawn:

@@ -50,7 +50,11 @@ def _curves(own: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from [f"- {plain(remark)}" for remark in own["remarks"]] + [""]
     if own["differences"]:
-        yield from ("Differences from the first, in tokens unless another unit is given:", "")
+        yield from (
+            "Differences from the first, in tokens unless another unit is given; p is without correction for several "
+            "tests:",
+            "",
+        )
         yield from markdown_table(DIFFERENCE, ([one[key] for key in DIFFERENCE] for one in own["differences"]))
 
 
