@@ -440,7 +440,7 @@ def test_numbers_without_names_are_refused(suffix: str, content: str, tmp_path: 
 def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere is not a folder with train"):
         load_set("mr", str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match=r"has no train with one of .*; there: \[\]"):
+    with pytest.raises(ValueError, match=r"has no file train that ends in .*; it holds \[\]\. Name the folder"):
         load_set("mr", str(tmp_path))
     (tmp_path / "train.jsonl").write_text('{"text": "a", "label": 0}\n{"text"')
     with pytest.raises(ValueError, match=r"train\.jsonl is a file, not a folder with train"):
@@ -536,7 +536,7 @@ def test_what_is_wrong_with_a_data_set_of_ones_own_is_named(
 
 def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path) -> None:
     write_own(tmp_path, ".jsonl", asked="train")
-    with pytest.raises(ValueError, match=r"no test or validation with one of .*there: \['train.jsonl'\]"):
+    with pytest.raises(ValueError, match=r"no file test or validation that ends in .*it holds \['train.jsonl'\]"):
         load_own(str(tmp_path), "utterance", "intent")
 
 

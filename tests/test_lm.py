@@ -220,8 +220,13 @@ def test_a_folder_without_weights_is_refused(folder: Path) -> None:
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="comes without a tokenizer"):
+    with pytest.raises(ValueError, match=r"comes without a tokenizer .* Save its tokenizer into the same folder"):
         load(tmp_path, device="cpu")
+
+
+def test_a_config_in_place_of_its_folder_is_refused_before_the_model_is_loaded(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json' is a file: give its folder"):
+        Load().trained(str(folder / "config.json"))
 
 
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_folder_has_its_splits_as_files_of_any_kind(tmp_path: Path) -> None:
     assert read_table(tmp_path / "converted").rows == [{"text": "a"}]
     (tmp_path / "converted" / "test.jsonl").write_text('{"text": "b"}\n')
     assert read_table(tmp_path / "converted", ("test", "validation")).rows == [{"text": "b"}]
-    with pytest.raises(ValueError, match=r"has no dev with one of .*; there: \['test.jsonl', 'validation'\]"):
+    with pytest.raises(ValueError, match=r"has no file dev that ends in .*; it holds \['test.jsonl', 'validation'\]"):
         read_table(tmp_path / "converted", ("dev",))
 
 

@@ -94,7 +94,7 @@ def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> s
         if "backend tokenizer" in said:
             return (
                 "comes without a tokenizer that transformers can load: expected tokenizer.json, or a "
-                "sentencepiece or tiktoken file and that package"
+                "sentencepiece or tiktoken file and that package. Save its tokenizer into the same folder"
             )
         return (
             "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
@@ -157,6 +157,8 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
                 "convert them, or allow it with allow_pickle=True (--allow-pickle)"
             )
         return f"folder {name} cannot be loaded: {said.rstrip('.')}. Download it again"
+    if folder.is_file():
+        return f"{what} {name!r} is a file: give its folder, or a file that ends with .gguf"
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
         return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
     if is_offline_mode() or caused_by(OfflineModeIsEnabled):

@@ -306,8 +306,9 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         fixed = shortest - min(self._hay(prompt, shortest, which) for which in range(len(prompt.queries)))
         if 4 * fixed > 3 * shortest:
             raise ValueError(
-                f"a length of {shortest:,} tokens is too short: needles and question take {fixed:,}; give lengths from "
-                f"{-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer needles"
+                f"a length of {shortest:,} tokens is too short: needles and question take {fixed:,}, more than three "
+                f"quarters of it; give lengths from {-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer "
+                "needles"
             )
         longest = max(len(query.answer) for query in prompt.queries)
         if self.ask == "generated" and longest > self.num_new:

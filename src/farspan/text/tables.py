@@ -84,7 +84,10 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
         what = "a file, not" if folder.exists() else "not"
         raise ValueError(f"{folder} is {what} a folder with {' or '.join(stems)}: correct the path")
     there = sorted(path.name for path in folder.iterdir())
-    raise ValueError(f"{folder} has no {' or '.join(stems)} with one of {', '.join(SUFFIXES)}; there: {there}")
+    raise ValueError(
+        f"{folder} has no file {' or '.join(stems)} that ends in {', '.join(SUFFIXES)}; it holds {there}. Name the "
+        "folder of that file"
+    )
 
 
 def _refuse_missing(files: Sequence[Path]) -> None:
