@@ -343,7 +343,7 @@ def run(
     return curve(0.4 + 0.6 * falling(middle, repeats, lengths, scale), 0.4, lengths=lengths, **more)
 
 
-def of(found: list[stats.Difference], name: str) -> stats.Difference:
+def of(found: list[stats.Difference], name: str) -> Any:
     return next(one for one in found if one.name == name)
 
 
@@ -462,6 +462,35 @@ def test_a_cell_that_one_run_misses_is_left_out_of_both() -> None:
     both.copy[3, 9] = np.nan
     expected = stats.headline(one_cell)["half_life"][0] - stats.headline(both)["half_life"][0]
     assert of(stats.differences(a, one_cell), "half_life").value == pytest.approx(expected)
+
+
+def test_lengths_of_one_run_alone_make_no_difference_significant() -> None:
+    """The same model on the same texts, whose curve the sparse lengths follow badly."""
+    sparse = LENGTHS[[0, 1, -1]]
+    alone = of(stats.differences(run(MIDDLES), run(MIDDLES, sparse)), "half_life")
+    assert abs(alone.value) > 500  # by interpolation
+    assert alone.p == 1.0
+    assert 0.0 in (alone.low, alone.high)
+    third = LENGTHS[::3]
+    found, common = (
+        of(stats.differences(run(MIDDLES, lengths), run(MIDDLES - 3000, third)), "half_life")
+        for lengths in (LENGTHS, third)
+    )
+    ends = [found.low, common.low, common.high, found.high, 0.0]
+    assert ends == sorted(ends)
+    assert common.p <= found.p < 0.05
+
+
+def test_lengths_beyond_the_range_of_the_other_run_are_used() -> None:
+    for name in ("half_life", "reach", "span"):
+        whole = of(stats.differences(run(MIDDLES), run(MIDDLES - 1000)), name)
+        ended = of(stats.differences(run(MIDDLES, LENGTHS[LENGTHS <= 9000]), run(MIDDLES - 1000)), name)
+        assert (ended.value, ended.p) == pytest.approx((whole.value, whole.p), rel=0.05)
+
+
+def test_runs_without_a_common_length_in_their_common_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"of both: old at 500, 4,000 and new at 1,000, 2,000 tokens"):
+        stats.differences(run(3000, (500, 4000)), run(3000, (1000, 2000)), names=("old", "new"))
 
 
 def test_runs_with_other_lengths_are_compared_up_to_where_both_end() -> None:

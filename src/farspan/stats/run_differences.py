@@ -22,6 +22,9 @@ class Difference:
     The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
     curves. p is that of the two-sided t test with this s: below 0.05 if the interval excludes 0. A crossing below the
     shortest length judged may be anywhere below it: the interval covers all these values, and p is the largest of them.
+
+    Lengths that only one curve measured make a difference by interpolation alone. Where both cover such a length, the
+    interval also covers that of the lengths that both measured, and p is the larger of the two.
     """
 
     name: str  # one of COMPARED
@@ -77,7 +80,7 @@ def differences(
     protocol, they are paired at the lengths that both have.
 
     Raises:
-        ValueError: the two share fewer than 2 targets.
+        ValueError: the two share fewer than 2 targets, or cover the same range at no common length.
     """
     first, second = _of_shared_targets(a, b)
     pairs = len(first.copy)
@@ -93,7 +96,21 @@ def differences(
             f"models with different tokenizers are compared in characters"
         )
     g = multipliers(pairs, bootstraps, seed)
-    return _differences(first, second, (g, g), names, (1.0, 1.0), pairs, "tokens")
+
+    def measured_at(one: MeasuredCurve, other: MeasuredCurve) -> list[Difference]:
+        return _differences(one, other, (g, g), names, (1.0, 1.0), pairs, "tokens")
+
+    found = measured_at(first, second)
+    alike = _without_lengths_of_one(first, second), _without_lengths_of_one(second, first)
+    if all(len(one.lengths) == len(other.lengths) for one, other in zip(alike, (first, second), strict=True)):
+        return found
+    if not all(len(one.lengths) for one in alike):
+        at = " and ".join(
+            f"{name} at {', '.join(f'{length:,}' for length in one.lengths)}"
+            for name, one in zip(names, (first, second), strict=True)
+        )
+        raise ValueError(f"no length was measured of both: {at} tokens. Measure both at the same lengths")
+    return [_covering(*both) for both in zip(found, measured_at(*alike), strict=True)]
 
 
 def differences_in_characters(
@@ -186,6 +203,23 @@ def _differences(
             )
         )
     return result
+
+
+def _without_lengths_of_one(one: MeasuredCurve, other: MeasuredCurve) -> MeasuredCurve:
+    """Return a curve without the lengths that the other covers but did not measure."""
+    covered = (one.lengths > other.lengths[0]) & (one.lengths < other.lengths[-1])
+    return one.kept(~covered | np.isin(one.lengths, other.lengths))
+
+
+def _covering(one: Difference, other: Difference) -> Difference:
+    """Return a difference whose interval covers those of both, with the larger p."""
+    return replace(
+        one,
+        low=None if one.low is None or other.low is None else min(one.low, other.low),
+        high=None if one.high is None or other.high is None else max(one.high, other.high),
+        p=None if one.p is None or other.p is None else max(one.p, other.p),
+        error=max(one.error, other.error),
+    )
 
 
 def _of_shared_targets(a: MeasuredCurve, b: MeasuredCurve) -> tuple[MeasuredCurve, MeasuredCurve]:
