@@ -52,7 +52,8 @@ def _curves(own: Mapping[str, Any]) -> Iterator[str]:
     if own["differences"]:
         yield from (
             "Differences from the first, in tokens unless another unit is given; p is without correction for several "
-            "tests:",
+            "tests. If two curves were measured at different lengths, the interval also covers the difference at the "
+            "common lengths, and p is the larger of the two:",
             "",
         )
         yield from markdown_table(DIFFERENCE, ([one[key] for key in DIFFERENCE] for one in own["differences"]))
