@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from test_train import numbered
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 
@@ -724,6 +724,45 @@ def test_the_loss_weighs_cross_entropy_and_divergence_as_it_is_told(settings: Ca
     distil(chosen)
     for entry in log(chosen)[:3]:
         assert entry["loss"] == pytest.approx(0.5 * entry["loss_ce"] + 3 * entry["loss_kl"], abs=1e-3)
+
+
+class Unlabelled(Dataset[dict[str, Tensor]]):
+    """Rows whose first decoder tokens have no label, a different number in each row, as after retrieved passages."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.corpus = rows, rows.corpus
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index]
+        row["labels"][: 5 * index] = -100
+        return row
+
+
+def test_each_part_of_a_distillation_is_one_mean_over_a_step_however_it_is_cut(
+    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ce` over its labels, `kl` over all positions: losses and gradients, where rows differ in their labels."""
+    found: dict[str, dict[str, Tensor]] = {}
+
+    def keep(self: Any, args: Any, *_: Any, model: Any, **__: Any) -> None:
+        found[Path(args.output_dir).parent.name] = {
+            n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad
+        }
+
+    monkeypatch.setattr("farspan.train.progress.Steps.on_pre_optimizer_step", keep, raising=False)
+    monkeypatch.setattr("farspan.train.distill.prepare", lambda *given: Unlabelled(prepare(*given)))
+    monkeypatch.setattr("farspan.train.distill.teacher_of", lambda s, rows, lm: teacher_of(s, rows.rows, lm))
+    how = "trainer.steps=1", "trainer.log_every=1", "optimizer.clip=1e9", "distill.stored=false", "distill.variant=rest"
+    cuts = [settings(f"{n}", f"trainer.micro_batch={n}", *how, kind=DistillSettings) for n in (1, 2, 4)]
+    parts = [distil(one)["losses"] for one in cuts]
+    assert parts[0] == pytest.approx(parts[2], abs=2e-4)
+    assert parts[1] == pytest.approx(parts[2], abs=2e-4)
+    for cut in ("1", "2"):
+        for name, gradient in found["4"].items():
+            torch.testing.assert_close(found[cut][name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[..., Any]) -> None:

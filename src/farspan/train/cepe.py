@@ -122,7 +122,8 @@ def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
     """
     lm = opened(settings)
     rows = prepare(settings, lm, watch)
-    summary = fit(settings, lm, rows, watch, terms=terms, weights={"nats": 1.0})
+    objective = {"terms": terms, "weights": {"nats": 1.0}, "predicted": lambda batch: {"nats": batch["labels"][:, 1:]}}
+    summary = fit(settings, lm, rows, watch, **objective)
     if settings.stage == "warmup" and engines.is_first_process():
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
         if last > COPIES * first:
@@ -273,7 +274,7 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
     """Run a prepared training, write its folder, and return the content of training.json.
 
     Args:
-        objective: the arguments `terms` and `weights` of TermsTrainer.
+        objective: the arguments `terms`, `weights` and `predicted` of TermsTrainer.
     """
     data, count = settings.data, Count.of(lm.model)
 
@@ -296,7 +297,6 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
         base=lm.identity["fingerprint"],
         processing_class=lm.tokenizer,
         data_collator=default_collate,
-        predicted=lambda batch: dict.fromkeys(objective["weights"], batch["labels"][:, 1:]),
         **objective,
     )
     summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()

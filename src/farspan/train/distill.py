@@ -88,8 +88,12 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
         with engines.processes().main_process_first():
             samples = store(teacher, rows, Path(settings.out) / "teacher", watch)
         teacher = None
-    weights = {"ce": chosen.ce, "kl": chosen.kl}
-    return fit(settings, lm, samples, watch, terms=partial(terms, chosen, teacher), weights=weights)
+    objective = {
+        "terms": partial(terms, chosen, teacher),
+        "weights": {"ce": chosen.ce, "kl": chosen.kl},
+        "predicted": lambda batch: {"ce": batch["labels"][:, 1:], "kl": batch["input_ids"]},  # kl: all positions
+    }
+    return fit(settings, lm, samples, watch, **objective)
 
 
 def terms(
