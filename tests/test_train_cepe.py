@@ -292,7 +292,8 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
     path.write_text("\n".join(config))
 
     def made(out: str, *overrides: str, kind: Any = CepeSettings) -> Any:
-        return read_config(path, kind, [f"out={tmp_path / out}", *overrides])
+        its = ["distill={}"] if kind is DistillSettings else []
+        return read_config(path, kind, [f"out={tmp_path / out}", *its, *overrides])
 
     return made
 

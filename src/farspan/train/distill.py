@@ -66,7 +66,7 @@ class DistillationSettings(Settings):
 class DistillSettings(CepeSettings):
     """The whole config of `farspan train distill`: that of `farspan train cepe`, and [distill]."""
 
-    distill: DistillationSettings = DistillationSettings()
+    distill: DistillationSettings  # no default: a config without it is one of `farspan train cepe`
 
 
 @training
