@@ -459,6 +459,25 @@ def test_layers_and_states_are_chosen(settings: Callable[..., Any]) -> None:
     assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (2, 2)
 
 
+def test_a_training_is_not_continued_beside_another_frozen_encoder(
+    settings: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its weights are in no checkpoint; those of a trained encoder are."""
+    for frozen in (False, True):
+        how = f"model.train_encoder={'false' if frozen else 'true'}", "optimizer.decay_fraction=0"
+        train(settings(f"{frozen}", *how, "trainer.steps=2"))
+        longer = settings(f"{frozen}", *how, "trainer.steps=4")
+        encoder = tiny_encoder(max_position_embeddings=16)
+        encoder.get_input_embeddings().weight.data += 1
+        encoder.save_pretrained(tmp_path / "encoder")
+        if frozen:
+            with pytest.raises(ValueError, match=r"the model that is trained has changed since the training"):
+                train(longer)
+            continue
+        train(longer)
+        tiny_encoder(max_position_embeddings=16).save_pretrained(tmp_path / "encoder")
+
+
 def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) -> None:
     """With an output projection of zero as well, every gradient is zero: the ablation is the base."""
     lm = opened(settings("a", "model.initial=zero"))
