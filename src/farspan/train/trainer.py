@@ -275,11 +275,7 @@ def run(
     if watch.plan:
         for callback in callbacks:
             callback.prepare(model, trainer.processing_class)
-        if finished is not None:
-            then = f"; the training is finished ({finished.name}): nothing would be trained"
-        else:
-            then = "" if checkpoint is None else f"; the training continues from {checkpoint.name}"
-        _end_plan(watch.notice, how, read, row, then)
+        _end_plan(watch.notice, how, read, row, checkpoint)
     if finished is not None:
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
@@ -307,12 +303,18 @@ def _with_state(model: Any, state: dict[str, torch.Tensor]) -> Any:
     return model
 
 
-def _end_plan(notice: Notice, how: RunSettings, read: dict[str, int], row: int | None, then: str) -> NoReturn:
-    """Call `notice` with a line about the steps of a planned training that ends with `then`; raise OnlyPlanned."""
+def _end_plan(
+    notice: Notice, how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None
+) -> NoReturn:
+    """Call `notice` with a line about the steps of a planned training; raise OnlyPlanned."""
     line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"
     if row is not None:
         line += f" of {row:,} tokens: {how.rows_per_step * row:,} tokens a step, {read['tokens']:,} in all"
-    notice(line + then)
+    if checkpoint is not None and checkpoint.name == f"checkpoint-{how.steps}":
+        line += f"; the training is finished ({checkpoint.name}): nothing would be trained"
+    elif checkpoint is not None:
+        line += f"; the training continues from {checkpoint.name}"
+    notice(line)
     raise OnlyPlanned
 
 
