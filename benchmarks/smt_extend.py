@@ -26,6 +26,7 @@ as JSON.
 """
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,12 +170,14 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
 
 def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, name: str) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
-    bootstrap, quantiles Student's, as in `farspan.stats`."""
+    bootstrap, quantiles Student's, as in `farspan.stats`. NaN, which meets no bound, where the base's is 0."""
     assert curve is not None
     assert base is not None
     assert (base.targets == curve.targets).all(), "other documents"
     g = stats.multipliers(len(base.copy), stats.BOOTSTRAPS, 0)
     a, b = (stats.headline(one)[name][0] for one in (base, curve))
+    if a == 0:
+        return math.nan, math.nan, math.nan
     drawn_a, drawn_b = (stats.headlines_sampled(one, g)[name][0] for one in (base, curve))
     half = float(student.ppf(0.975, len(g[0]) - 1) * np.std(drawn_b - b / a * drawn_a)) / a
     return b / a, b / a - half, b / a + half

@@ -8,6 +8,7 @@ import torch
 
 from farspan.lm import LM, wrap
 from farspan.methods import method
+from farspan.methods.knorm import Knorm
 
 import naive
 from tiny import nats_of, some_ids, tiny_model
@@ -44,6 +45,23 @@ def test_a_share_grows_with_the_text(lm: LM) -> None:
             memory = reader.read(ids[:, :length])
             memory.score(ids[:, length : length + 1])
             assert memory.num_kept == kept == method("knorm:share=0.21").kept_to_answer(length)
+
+
+def test_an_eviction_frees_the_keys_of_a_layer_before_those_of_the_next_are_copied(
+    lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that reading with all keys is what needs the most memory, as plans assume."""
+    held, choose = list[int](), Knorm.choose
+
+    def watched(self: Knorm, call: Any) -> Any:
+        held.append(memory.num_bytes)
+        return choose(self, call)
+
+    monkeypatch.setattr(Knorm, "choose", watched)
+    with method("knorm:share=0.5").on(lm) as reader:
+        memory: Any = reader.read(some_ids(1, 400))
+        memory.score(some_ids(1, 2))
+    assert held[1] < 0.8 * held[0]  # of two layers
 
 
 @pytest.mark.parametrize(

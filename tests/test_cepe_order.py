@@ -306,5 +306,11 @@ def test_orders_that_cannot_be_trained_are_refused(settings: Callable[..., Any])
     ):
         with pytest.raises(ValueError, match=message):
             opened(settings("e", f"model.warmed_up={warm.out}", f"model.{override}"))
-    with pytest.raises(ValueError, match=r"model\.order_layers = 1 needs model\.order"):
-        opened(settings("f", "model.order_layers=1"))
+    for field in ("order_layers", "order_range"):
+        with pytest.raises(ValueError, match=rf"model\.{field} = 100 needs model\.order"):
+            opened(settings("f", f"model.{field}=100"))
+    short = settings("short", "stage=warmup", "model.order=age", "model.order_range=100", "trainer.steps=2",
+                     "optimizer.decay_fraction=0")  # fmt: skip
+    train(short)
+    with pytest.raises(ValueError, match=r"model\.order_range = 131072, but .* with 100"):  # the default, but given
+        opened(settings("g", f"model.warmed_up={short.out}", "model.order_range=131072"))

@@ -230,7 +230,11 @@ def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
 def test_a_plan_prints_the_weights_and_how_to_get_a_time(models: Path) -> None:
     said = " ".join(curve(models / "llama", "--plan").stdout.split())
     assert f"{models / 'llama'}: the weights need a further 0.000141 GiB" in said
+    assert "memory: keys and values, one attention mask and one block of logits; no weights, no activations" in said
     assert "time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12" in said
+    assert "exceed the trained length" not in said
+    said = " ".join(curve(models / "llama", "--plan", "--trained-length", "30").stdout.split())
+    assert f"{models / 'llama'}: contexts of up to 33 tokens exceed the trained length of 30 tokens" in said
     (plan,) = last_line(curve(models / "llama", "--plan", "--tflops", "1e-9", "--json"))["plans"]
     assert plan["seconds"] == pytest.approx(plan["flops"] / 1e3)
     assert plan["seconds"] == pytest.approx(7244.8)

@@ -2,8 +2,13 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from farspan.stats import MeasuredCurve
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 memory_recipes: Any = importlib.import_module("memory_recipes")
@@ -23,6 +28,15 @@ def test_a_recipe_passes_by_whole_intervals_alone() -> None:
     assert memory_recipes.passes(good)
     for name, worse in {"longer": (6.0, 3.9, 8.0), "than YaRN": (2.0, 1.4, 2.6), "lost": (0.01, 0.0, 0.021)}.items():
         assert not memory_recipes.passes(good | {name: worse})
+
+
+def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
+    lengths, hits = np.array([64, 128, 256]), np.full((4, 3), 0.5)
+    none = MeasuredCurve(lengths, lengths // 2, hits, hits, {}, lengths, np.full((4, 3), "text"))
+    some = replace(none, copy=hits + 0.4)
+    for name in ("half_life", "span"):
+        assert not any(value >= 0 for value in memory_recipes.times(some, none, name))
+        assert memory_recipes.times(some, some, name)[0] == 1
 
 
 def test_more_recipes_widen_an_interval() -> None:

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaModel, PreTrainedToken
 
 from farspan import cepe, reader
 from farspan.cepe.config import encoder_config
+from farspan.train.batches import train_tokenizer
 from farspan.train.config import read_config
 from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings, new_encoder, train
 
@@ -153,6 +154,16 @@ def test_training_lowers_the_loss(settings: Callable[..., MlmSettings]) -> None:
     assert summary["held_out_loss"] < 4.5
 
 
+def test_the_held_out_loss_is_a_mean_over_masked_tokens(settings: Callable[..., MlmSettings]) -> None:
+    """Not over batches: it does not depend on their size."""
+    text = settings("a").data.text
+    found = [
+        train(settings(f"{n}", f"data.held_out={text}", f"trainer.micro_batch={n}", "trainer.steps=1"))["held_out_loss"]
+        for n in (1, 8)
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
 def test_what_is_logged_is_of_training_alone(settings: Callable[..., MlmSettings]) -> None:
     chosen = settings("a", f"data.held_out={settings('b').data.text}", "trainer.evaluate_every=1", "trainer.steps=4")
     train(chosen)
@@ -227,6 +238,16 @@ def test_the_shape_of_a_new_encoder_is_refused_beside_a_decoder_to_begin_with(
 ) -> None:
     with pytest.raises(ValueError, match=r"own shape: leave out encoder\.feed_forward, encoder\.heads, enc"):
         train(chosen := settings("a", f"encoder.start={tmp_path}"))
+    assert not Path(chosen.out).exists()
+
+
+def test_an_encoder_to_begin_with_of_another_tokenizer_is_refused(
+    settings: Callable[..., MlmSettings], tmp_path: Path
+) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    train_tokenizer([TEXT], 270, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"different tokenizers: token .* in the decoder's and .* in the encoder's"):
+        train(chosen := settings("a", f"encoder={{start={str(tmp_path / 'model')!r}}}"))
     assert not Path(chosen.out).exists()
 
 

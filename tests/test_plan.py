@@ -51,7 +51,9 @@ LAST, FIXED = (perplexity_of(few_words().target, targets, target_tokens=12) for 
         (PAPER, "replug", 2 * 3 * len(LENGTHS)),
         (PROBE, "ape:piece=16", 3),
         (PROBE, "sinks:window=24+replug:piece=32", 3),
+        (NESTED, "snapkv:capacity=24,window=8", 3),  # the text is read again after each score
         (LAST, "full", 0),
+        (LAST, "tova:capacity=24", 0),
         (LAST, "ape:piece=16", 0),
         (FIXED, "replug:piece=16", 0),
     ],
@@ -102,6 +104,21 @@ def test_a_window_of_a_method_limits_the_keys_that_a_plan_counts(how: str, seen:
     with method(how).on(lm) as reader:
         longer = reader.flops(500, 100, 0) - reader.flops(500, 20, 0)
     assert longer == 80 * lm.flops(seen - 1, 1, 0)
+
+
+@pytest.mark.parametrize(("what", "lengths"), [(NESTED, (110,)), (LAST, LENGTHS)], ids=["curve", "perplexity"])
+def test_a_plan_counts_the_kept_keys_of_an_eviction_and_the_text_that_is_read_again(
+    what: Any, lengths: tuple[int, ...], lm: LM, tmp_path: Path
+) -> None:
+    lm.model.set_attn_implementation("eager")  # of which torch counts every product
+    counted, planned = dict[str, float](), dict[str, float]()
+    for how in ("full", "knorm:capacity=8"):
+        planned[how] = plan(what, method(how), lm, lengths=lengths, repeats=2, batch=2).flops
+        with Run.open(tmp_path / how, {}) as run, FlopCounterMode(display=False) as counter:
+            measure_cell(what, method(how), lm, run, lengths=lengths, repeats=2, batch=2)
+        counted[how] = counter.get_total_flops()
+    ratio = planned["knorm:capacity=8"] / planned["full"]
+    assert ratio == pytest.approx(counted["knorm:capacity=8"] / counted["full"], rel=0.1)
 
 
 def test_only_the_experts_that_a_token_passes_count(tokenizer: Any) -> None:

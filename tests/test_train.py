@@ -117,6 +117,9 @@ def test_every_committed_config_is_valid_and_can_be_tried_in_a_few_steps(path: P
     if recipe != "smt":
         with pytest.raises(ValueError, match=f"is of the recipe {recipe}: use farspan train {recipe} {path}$"):
             read_config(path, SmtSettings, ["trainer.window=24"])
+    if recipe == "cepe":  # whose keys a distillation has too
+        with pytest.raises(ValueError, match=f"is of the recipe cepe: use farspan train cepe {path}$"):
+            read_config(path, DistillSettings)
 
 
 def test_a_wrong_key_beside_right_ones_is_not_taken_for_another_recipe(config: Path) -> None:

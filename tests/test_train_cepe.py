@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from test_train import numbered
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 
@@ -292,7 +292,8 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
     path.write_text("\n".join(config))
 
     def made(out: str, *overrides: str, kind: Any = CepeSettings) -> Any:
-        return read_config(path, kind, [f"out={tmp_path / out}", *overrides])
+        its = ["distill={}"] if kind is DistillSettings else []
+        return read_config(path, kind, [f"out={tmp_path / out}", *its, *overrides])
 
     return made
 
@@ -456,6 +457,25 @@ def test_layers_and_states_are_chosen(settings: Callable[..., Any]) -> None:
     assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (1, 1)
     config = opened(settings("a", "model.layers=2", "model.states=2")).model.config
     assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (2, 2)
+
+
+def test_a_training_is_not_continued_beside_another_frozen_encoder(
+    settings: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its weights are in no checkpoint; those of a trained encoder are."""
+    for frozen in (False, True):
+        how = f"model.train_encoder={'false' if frozen else 'true'}", "optimizer.decay_fraction=0"
+        train(settings(f"{frozen}", *how, "trainer.steps=2"))
+        longer = settings(f"{frozen}", *how, "trainer.steps=4")
+        encoder = tiny_encoder(max_position_embeddings=16)
+        encoder.get_input_embeddings().weight.data += 1
+        encoder.save_pretrained(tmp_path / "encoder")
+        if frozen:
+            with pytest.raises(ValueError, match=r"the model that is trained has changed since the training"):
+                train(longer)
+            continue
+        train(longer)
+        tiny_encoder(max_position_embeddings=16).save_pretrained(tmp_path / "encoder")
 
 
 def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) -> None:
@@ -724,6 +744,45 @@ def test_the_loss_weighs_cross_entropy_and_divergence_as_it_is_told(settings: Ca
     distil(chosen)
     for entry in log(chosen)[:3]:
         assert entry["loss"] == pytest.approx(0.5 * entry["loss_ce"] + 3 * entry["loss_kl"], abs=1e-3)
+
+
+class Unlabelled(Dataset[dict[str, Tensor]]):
+    """Rows whose first decoder tokens have no label, a different number in each row, as after retrieved passages."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.corpus = rows, rows.corpus
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index]
+        row["labels"][: 5 * index] = -100
+        return row
+
+
+def test_each_part_of_a_distillation_is_one_mean_over_a_step_however_it_is_cut(
+    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ce` over its labels, `kl` over all positions: losses and gradients, where rows differ in their labels."""
+    found: dict[str, dict[str, Tensor]] = {}
+
+    def keep(self: Any, args: Any, *_: Any, model: Any, **__: Any) -> None:
+        found[Path(args.output_dir).parent.name] = {
+            n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad
+        }
+
+    monkeypatch.setattr("farspan.train.progress.Steps.on_pre_optimizer_step", keep, raising=False)
+    monkeypatch.setattr("farspan.train.distill.prepare", lambda *given: Unlabelled(prepare(*given)))
+    monkeypatch.setattr("farspan.train.distill.teacher_of", lambda s, rows, lm: teacher_of(s, rows.rows, lm))
+    how = "trainer.steps=1", "trainer.log_every=1", "optimizer.clip=1e9", "distill.stored=false", "distill.variant=rest"
+    cuts = [settings(f"{n}", f"trainer.micro_batch={n}", *how, kind=DistillSettings) for n in (1, 2, 4)]
+    parts = [distil(one)["losses"] for one in cuts]
+    assert parts[0] == pytest.approx(parts[2], abs=2e-4)
+    assert parts[1] == pytest.approx(parts[2], abs=2e-4)
+    for cut in ("1", "2"):
+        for name, gradient in found["4"].items():
+            torch.testing.assert_close(found[cut][name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[..., Any]) -> None:

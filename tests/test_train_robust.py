@@ -78,7 +78,7 @@ CONFIGS = {
     "mlm": 'out = "?"\ndecoder = "{0}/model"\n[data]\ntext = "{0}/text"\n[encoder]\nhidden = 16\nfeed_forward = 32\n'
     "layers = 1\nheads = 2\n" + ENDS + "window = 32\n",
     "cepe": CEPE + ENDS,
-    "distill": CEPE + ENDS,
+    "distill": CEPE + "[distill]\n" + ENDS,
 }
 Make = Callable[..., Any]
 
@@ -135,7 +135,9 @@ def test_a_plan_counts_as_the_training_does_refuses_what_it_refuses_and_writes_n
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "lock"}
     KINDS[kind][1](settings(kind), plan)
-    assert lines[-1].endswith("the training continues from checkpoint-4")
+    assert lines[-1].endswith("; the training is finished (checkpoint-4): nothing would be trained")
+    KINDS[kind][1](settings(kind, "trainer.steps=8"), plan)
+    assert lines[-1].endswith("; the training continues from checkpoint-4")
     for changed in ("optimizer.lr=0.5", "trainer.steps=2"):
         with pytest.raises(ValueError, match=r"trainer\.steps|optimizer\.lr") as planned:
             KINDS[kind][1](settings(kind, changed), plan)

@@ -79,7 +79,7 @@ def run(
         names = {"decoder": "decoder", "data.held_out": "a.jsonl"}
     chosen = [f"out={folder / out}", *(f"{key}={folder / name}" for key, name in names.items())]
     chosen += [f"data.text={folder / 'a.jsonl'}", f"trainer.micro_batch={2 // processes}"]
-    chosen += [f"trainer.engine={engine}", *overrides]
+    chosen += [f"trainer.engine={engine}", *(["distill={}"] if recipe == "distill" else []), *overrides]
     return train(recipe, folder / ("mlm.toml" if recipe == "mlm" else "a.toml"), chosen, processes, script)
 
 

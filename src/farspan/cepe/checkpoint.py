@@ -59,8 +59,8 @@ def from_base(
             or states that decoder or encoder does not have, or tokenizers with different ids for a token.
     """
     if isinstance(base, str | Path):
-        tokenizer = tokenizer or _tokenizer(base, revision, trust_remote_code, **locating(hub))
-    of_encoder = _tokenizer(encoder, None, trust_remote_code) if isinstance(encoder, str | Path) else None
+        tokenizer = tokenizer or tokenizer_in(base, revision, trust_remote_code, **locating(hub))
+    of_encoder = tokenizer_in(encoder, None, trust_remote_code) if isinstance(encoder, str | Path) else None
     if tokenizer is not None and of_encoder is not None:
         check_tokenizers(tokenizer, of_encoder)
     base = _base(base, revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, **hub)
@@ -143,7 +143,7 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
             theirs = f"has id {known[token]}" if token in known else "is missing"
             raise ValueError(
                 f"decoder and encoder have different tokenizers: token {token!r} has id {index} in the decoder's and "
-                f"{theirs} in the encoder's. Train an encoder on the decoder's tokenizer (farspan train mlm)"
+                f"{theirs} in the encoder's. Use an encoder that was trained with the decoder's tokenizer"
             )
 
 
@@ -227,7 +227,8 @@ def _name(model: Any) -> str | None:
     return getattr(model.config, "_name_or_path", None) or None
 
 
-def _tokenizer(place: str | Path, revision: str | None, trust_remote_code: bool, **local: Any) -> Any:
+def tokenizer_in(place: str | Path, revision: str | None, trust_remote_code: bool | None, **local: Any) -> Any:
+    """Return the tokenizer that comes with a model; None if its folder has none."""
     folder = Path(place_of(place), local.get("subfolder", ""))
     if folder.is_dir() and not any(folder.glob("*token*")):
         return None  # a model can be saved without a tokenizer; `encode` refuses ids that the encoder does not have

@@ -177,6 +177,9 @@ class Eviction(Protocol):
         `call` holds the last `window` queries of the text (all if it is shorter) and the keys that the layer holds.
         """
 
+    def kept_to_answer(self, num_tokens: int) -> int:
+        """Return the number of keys that are kept of a text of `num_tokens`."""
+
 
 @runtime_checkable
 class SinkWindow(Protocol):

@@ -110,7 +110,7 @@ class Stream:
         """Drop the keys that the method does not choose. Tokens fed afterwards see the chosen keys and each other."""
         assert self.attention is not None
         assert self.attention.eviction is not None
-        layers, positions = list(self.state.layers), dict[int, Tensor]()
+        layers, positions = self.state.layers, dict[int, Tensor]()  # one by one, so that two caches never exist
         for index, last in self.reading.last_queries.items():
             keys, values = layers[index].keys, layers[index].values
             call = replace(last, key=keys, value=values, start=self.num_seen - last.query.shape[3])
@@ -118,7 +118,7 @@ class Stream:
                 keys, values = (x.gather(2, chosen[..., None].expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
                 layers[index] = BufferLayer.of(keys, values, self.num_seen)
                 positions[index] = (chosen + call.num_missing).int()
-        self.state.layers, self.reading = layers, StreamAttentionState(positions=positions, evicted=True)
+        self.reading = StreamAttentionState(positions=positions, evicted=True)
 
     def snapshot(self) -> Any:
         """Return the state for one call of `restore`, which drops all tokens fed after the snapshot. Copies no keys."""

@@ -156,6 +156,8 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
                 f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
                 "convert them, or allow it with allow_pickle=True (--allow-pickle)"
             )
+        if "no file named model.safetensors" in said:
+            return f"folder {name} holds no weights: expected model.safetensors. Copy the weights of the {what} into it"
         return f"folder {name} cannot be loaded: {said.rstrip('.')}. Download it again"
     if folder.is_file():
         return f"{what} {name!r} is a file: give its folder, or a file that ends with .gguf"

@@ -31,6 +31,8 @@ class Plan:
     fallback: str | None  # why the model will be read with plain forwards; None: it will not
     parts: dict[str, int] | None = None  # bytes by purpose, the model's included; None: not known
     num_done: int = 0  # measurements that the run has already
+    longest: int = 0  # tokens of the longest context, with those that are scored
+    trained_length: int | None = None  # tokens; of the model without the method
 
 
 class Planned(NamedTuple):
@@ -132,6 +134,8 @@ def plan_examples(
         fallback=fallback,
         parts=parts,
         num_done=num_done,
+        longest=longest,
+        trained_length=lm.trained_length,
     )
 
 

@@ -7,7 +7,7 @@ memory.score(more)                # any number of times: the memory does not cha
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -140,10 +140,11 @@ class DenseReader(Reader):
         return self.attention is None
 
     def forwards(self, work: Iterable[Work], head: int) -> Iterable[Work]:
-        if self.fallback is None:
-            return work
-        # each score is one forward over all tokens
-        return [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
+        if self.fallback is not None:  # each score is one forward over all tokens
+            return [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
+        if self.attention is not None and self.attention.eviction is not None:
+            return _evicting(work, self.attention.eviction)
+        return work
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         """Return the operations as `Reader.flops`; attention covers all pairs of a chunk and the keys up to its end, or
@@ -220,6 +221,18 @@ class OuterReader(Reader):
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         return self.inner.flops(num_before, num_tokens, num_scored)
+
+
+def _evicting(work: Iterable[Work], eviction: Eviction) -> Iterator[Work]:
+    """Yield the work under an eviction: scores attend to the kept keys, and a text that grows is read again."""
+    scored = False
+    for one in work:
+        if one.num_scored:
+            one = replace(one, num_before=eviction.kept_to_answer(one.num_before))
+        elif scored and one.num_before:
+            one = replace(one, num_before=0, num_tokens=one.num_before + one.num_tokens)
+        scored = one.num_scored > 0
+        yield one
 
 
 def in_one_call(work: Iterable[Work]) -> Iterator[Work]:

@@ -31,7 +31,7 @@ from farspan.cepe import surgery
 from farspan.cepe.config import order_of
 from farspan.cepe.encoder import window_of
 from farspan.cepe.order import RANGE, Order
-from farspan.lm import LM
+from farspan.lm import LM, fingerprint
 from farspan.loading import load_config
 from farspan.loading.places import folder_of
 from farspan.methods.cepe import Cepe
@@ -122,7 +122,8 @@ def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
     """
     lm = opened(settings)
     rows = prepare(settings, lm, watch)
-    summary = fit(settings, lm, rows, watch, terms=terms, weights={"nats": 1.0})
+    objective = {"terms": terms, "weights": {"nats": 1.0}, "predicted": lambda batch: {"nats": batch["labels"][:, 1:]}}
+    summary = fit(settings, lm, rows, watch, **objective)
     if settings.stage == "warmup" and engines.is_first_process():
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
         if last > COPIES * first:
@@ -197,8 +198,9 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     model = _warmed_up(chosen, lm) if chosen.warmed_up and not chosen.random_encoder else _new(chosen, lm)
     if chosen.order is not None and order_of(model.config) == "none":
         model.add_order(chosen.order, layers=chosen.order_layers, longest=chosen.order_range)
-    if chosen.order_layers is not None and order_of(model.config) == "none":
-        raise ValueError(f"model.order_layers = {chosen.order_layers} needs model.order: give position or age")
+    for field in ("order_layers", "order_range"):
+        if field in chosen.model_fields_set and order_of(model.config) == "none":
+            raise ValueError(f"model.{field} = {getattr(chosen, field)} needs model.order: give position or age")
     return replace(lm, model=model)
 
 
@@ -217,7 +219,7 @@ def _warmed_up(chosen: CepeModelSettings, lm: LM) -> Any:
     before["encoder_layers"] = model.encoder.config.num_hidden_layers
     for field, has in before.items():
         given = getattr(chosen, field)
-        if has is not None and given not in (CepeModelSettings.model_fields[field].default, has):
+        if has is not None and field in chosen.model_fields_set and given not in (None, has):
             raise ValueError(
                 f"model.{field} = {json.dumps(given)}, but {chosen.warmed_up} was warmed up with {json.dumps(has)}: "
                 "leave it out"
@@ -273,9 +275,11 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
     """Run a prepared training, write its folder, and return the content of training.json.
 
     Args:
-        objective: the arguments `terms` and `weights` of TermsTrainer.
+        objective: the arguments `terms`, `weights` and `predicted` of TermsTrainer.
     """
-    data, count = settings.data, Count.of(lm.model)
+    data, count, base = settings.data, Count.of(lm.model), str(lm.identity["fingerprint"])
+    if not settings.model.train_encoder:  # its weights are in no checkpoint
+        base += fingerprint(lm.model.encoder)
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         for part in model.added_modules():
@@ -293,10 +297,9 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
         save=save,
         again=lambda: opened(settings, "cpu").model,
         row=data.decoder + (data.chunks * data.chunk if settings.stage == "main" else 0),
-        base=lm.identity["fingerprint"],
+        base=base,
         processing_class=lm.tokenizer,
         data_collator=default_collate,
-        predicted=lambda batch: dict.fromkeys(objective["weights"], batch["labels"][:, 1:]),
         **objective,
     )
     summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()

@@ -66,7 +66,7 @@ class DistillationSettings(Settings):
 class DistillSettings(CepeSettings):
     """The whole config of `farspan train distill`: that of `farspan train cepe`, and [distill]."""
 
-    distill: DistillationSettings = DistillationSettings()
+    distill: DistillationSettings  # no default: a config without it is one of `farspan train cepe`
 
 
 @training
@@ -88,8 +88,12 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
         with engines.processes().main_process_first():
             samples = store(teacher, rows, Path(settings.out) / "teacher", watch)
         teacher = None
-    weights = {"ce": chosen.ce, "kl": chosen.kl}
-    return fit(settings, lm, samples, watch, terms=partial(terms, chosen, teacher), weights=weights)
+    objective = {
+        "terms": partial(terms, chosen, teacher),
+        "weights": {"ce": chosen.ce, "kl": chosen.kl},
+        "predicted": lambda batch: {"ce": batch["labels"][:, 1:], "kl": batch["input_ids"]},  # kl: all positions
+    }
+    return fit(settings, lm, samples, watch, **objective)
 
 
 def terms(

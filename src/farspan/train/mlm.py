@@ -19,6 +19,7 @@ from torch.nn.functional import linear, silu
 from torch.utils.data import Dataset
 
 from farspan import hf
+from farspan.cepe.checkpoint import check_tokenizers, tokenizer_in
 from farspan.cepe.encoder import load as load_encoder
 from farspan.cepe.encoder import window_of
 from farspan.lm import choose_separator
@@ -235,12 +236,15 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
     """Train, and save encoder and tokenizer. See `farspan.train.trainer.training`.
 
     Raises:
-        ValueError: impossible settings, a tokenizer that cannot be loaded, a text shorter than one row, another engine
-            in use than requested, or `out` holds another training.
+        ValueError: impossible settings, a tokenizer that cannot be loaded or differs from that of `encoder.start`, a
+            text shorter than one row, another engine in use than requested, or `out` holds another training.
     """
     trainer = settings.trainer
     refuse_two_shapes(settings.encoder)
     tokenizer = load_tokenizer(folder_of(settings.decoder), what="decoder")
+    start = settings.encoder.start
+    if start is not None and (of_start := tokenizer_in(folder_of(start), None, None)) is not None:
+        check_tokenizers(tokenizer, of_start)
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
     with engines.processes().main_process_first():
         record_settings(settings, watch)

@@ -30,6 +30,11 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+def _mean_over_labels(judged: Any) -> dict[str, float]:
+    """Return the held-out loss; the Trainer's own is a mean over rows, whatever their number of labels."""
+    return {"loss": float((judged.predictions * judged.label_ids).sum() / max(1, judged.label_ids.sum()))}
+
+
 class TermsTrainer(CheckpointTrainer):
     """Train on samples in their order, log each term of the loss, and keep only trained weights in checkpoints.
 
@@ -65,6 +70,7 @@ class TermsTrainer(CheckpointTrainer):
         self.model_accepts_loss_kwargs = False
         self.args.train_sampling_strategy = "sequential"
         self.terms, self.weights, self.predicted, self.notes = terms, weights, predicted, notes
+        self.compute_metrics = None if predicted is None else _mean_over_labels
         self.carried = state
         self.trained = self.model
         self.core = self.model if core is None else core
@@ -104,8 +110,13 @@ class TermsTrainer(CheckpointTrainer):
         return torch.stack([self.weights[name] * value for name, value in found.items()]).sum()
 
     def prediction_step(self, model: Any, inputs: Mapping[str, Any], *args: Any, **options: Any) -> tuple[Any, ...]:
+        inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+            loss = self.compute_loss(model, inputs).detach()
+        if self.predicted is None:
+            return loss, None, None
+        (labels,) = self.predicted(inputs).values()  # the recipes with a held-out text have one term
+        return None, loss.repeat(len(labels)), (labels != NOT_A_TARGET).sum(-1)  # see `_mean_over_labels`
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # transformers' estimate assumes one model, one length, and no nested batches

@@ -310,7 +310,11 @@ def _end_plan(
     line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"
     if row is not None:
         line += f" of {row:,} tokens: {how.rows_per_step * row:,} tokens a step, {read['tokens']:,} in all"
-    notice(line if checkpoint is None else f"{line}; the training continues from {checkpoint.name}")
+    if checkpoint is not None and checkpoint.name == f"checkpoint-{how.steps}":
+        line += f"; the training is finished ({checkpoint.name}): nothing would be trained"
+    elif checkpoint is not None:
+        line += f"; the training continues from {checkpoint.name}"
+    notice(line)
     raise OnlyPlanned
 
 
