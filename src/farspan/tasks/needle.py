@@ -307,8 +307,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         if 4 * fixed > 3 * shortest:
             raise ValueError(
                 f"a length of {shortest:,} tokens is too short: needles and question take {fixed:,}, more than three "
-                f"quarters of it; give lengths from {-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer "
-                "needles"
+                f"quarters; give lengths from {-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer needles"
             )
         longest = max(len(query.answer) for query in prompt.queries)
         if self.ask == "generated" and longest > self.num_new:
