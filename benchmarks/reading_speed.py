@@ -32,6 +32,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from common import apart, end
 
 READ_BOUND = 1.15  # at most: seconds of `read` over those of `plain`
@@ -63,7 +64,9 @@ def operations(lm: Any, before: int, tokens: int, scored: int) -> float:
     from farspan import hf
 
     per_token, per_pair, per_scored = hf.flops(lm.model)
-    return per_token * tokens + per_pair * (tokens * before + tokens * (tokens + 1) / 2) + per_scored * scored
+    seen = np.arange(before + 1, before + tokens + 1)  # of each token, with itself
+    pairs = sum(each * float(np.minimum(seen, window or before + tokens).sum()) for window, each in per_pair.items())
+    return per_token * tokens + pairs + per_scored * scored
 
 
 def reading(lm: Any, text: str, context: int, runs: int, ways: list[str]) -> dict[str, Any]:
@@ -99,7 +102,6 @@ def reading(lm: Any, text: str, context: int, runs: int, ways: list[str]) -> dic
 
 def twin(lm: Any, task: Any, lengths: tuple[int, ...]) -> dict[str, str]:
     """Hits by half, repeat and length, packed, as in a row's `copy_hits`."""
-    import numpy as np
     import torch
 
     separator = list(task.separator(lm))
