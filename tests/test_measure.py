@@ -133,6 +133,13 @@ def test_what_never_fits_is_a_row_with_a_reason_and_nothing_else_is_lost(tmp_pat
     assert any("not tried" in row.reason for row in rows)
 
 
+def test_memory_that_runs_out_at_once_loses_no_shorter_length(tmp_path: Path) -> None:
+    task = failing(lambda chunk, size, length: length >= 40)
+    rows = measured(tmp_path, task, batch=1, chunk=64)  # nothing smaller to try before the failure is final
+    assert sorted((row.repeat, row.length) for row in rows if row.status == "ok") == [(n, 10) for n in range(4)]
+    assert {row.reason for row in rows if "not tried" in row.reason} == {"not tried: repeat 0 failed at 40 tokens"}
+
+
 def test_other_errors_are_not_taken_for_missing_memory(tmp_path: Path) -> None:
     def broken(*_: Any) -> bool:
         raise RuntimeError("shape mismatch")

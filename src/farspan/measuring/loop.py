@@ -232,7 +232,8 @@ def _measure_batches(
             queue = _batches(examples, ledger.missing, [], size)
             notice(f"out of memory: continuing with {size} repeats together")
         else:
-            failing, at = group.examples[0], unmeasured[0]
+            failing = group.examples[0]
+            at = min(ledger.missing(failing), default=unmeasured[-1])  # shorter lengths of this call have been written
             notice(f"out of memory at length {at:,} even with one repeat and the smallest chunk")
             for example in ledger.examples:
                 tried = example.id == failing.id
