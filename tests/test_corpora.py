@@ -3,7 +3,6 @@
 import copy
 import gzip
 import hashlib
-import json
 import platform
 import re
 import sysconfig
@@ -26,6 +25,8 @@ from farspan.text.corpora import Corpus, join, load
 from farspan.text.documents import read_texts
 from farspan.text.library import COPY, MIN_CHARACTERS, builtin_texts, copied, installed, is_held_out
 from farspan.train.batches import train_tokenizer
+
+from tiny import write_lines
 
 
 class Counting:
@@ -56,10 +57,6 @@ def write(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, "utf-8")
     return path
-
-
-def write_lines(path: Path, records: Sequence[object]) -> Path:
-    return write(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def write_parquet(path: Path, **columns: Sequence[object]) -> Path:
