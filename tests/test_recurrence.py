@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_train import assert_same_weights, of_a_second
+from test_train import of_a_second
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -25,7 +25,7 @@ from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
 from farspan.train.trainer import read_log
 
 from naive import naive_llama
-from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
+from tiny import assert_same_weights, nats_by, nats_of, open_lm, same, some_ids, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 WORDS = [
