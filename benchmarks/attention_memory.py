@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Letters, apart, end, random_text, small_llama
+from common import Letters, apart, end, parser_of, random_text, small_llama
 
 VOCABULARY = 32_000
 LAYERS, HEADS = 4, 8
@@ -88,9 +88,7 @@ def child(length: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="4,096 tokens; the bound is for 32,768")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser = parser_of(__doc__, "4,096 tokens; the bound is for 32,768")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     length = 4096 if options.quick else 32_768

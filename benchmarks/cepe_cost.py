@@ -8,12 +8,11 @@ last 256 positions. CPU seconds of one thread, the least of several. Bounds by f
     python benchmarks/cepe_cost.py [--quick] [--check] [--lengths 8192,32768,131072]
 """
 
-import argparse
 from typing import Any
 
 import torch
 import transformers
-from common import end, least
+from common import end, least, parser_of
 
 from farspan import cepe
 from farspan.cepe.cost import Sizes, memory, parameters, prefill_flops
@@ -73,9 +72,7 @@ def at_7b() -> tuple[Sizes, Sizes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="prefill of 8,192 tokens alone")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser = parser_of(__doc__, "prefill of 8,192 tokens alone")
     parser.add_argument("--lengths", default=",".join(map(str, CLAIMED)), help="total tokens of prefill")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -22,7 +22,6 @@ Intervals: Student's t over pieces, each the mean over seeds; differences are pa
 cepe_order.md and its picture again, from the rows kept beside it; trains and measures nothing.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -33,7 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import end, interval, missed, table
+from common import end, interval, missed, parser_of, table
 from recorded import with_tables
 
 from farspan.report.figure import Figure, Line
@@ -377,14 +376,10 @@ def page_table(name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "a few steps, two pieces, one seed: shows that all of it runs")
     parser.add_argument("--out", type=Path, default=Path("runs/cepe-order"))
-    parser.add_argument(
-        "--quick", action="store_true", help="a few steps, two pieces, one seed: shows that all of it runs"
-    )
     parser.add_argument("--long", type=int, metavar="STEPS", help="of a longer main stage, without order and with it")
     parser.add_argument("--encoder", action="store_true", help="with --long: train the encoder too")
-    parser.add_argument("--check", action="store_true")
     parser.add_argument(
         "--gradients", action="store_true", help="only the gradients of trained models and of the warm-up"
     )

@@ -13,7 +13,6 @@ waits for data. --ablations: short main stages instead, one field of the config 
 Last line: the figures as JSON. --check: exits with 1 and prints the claims that do not hold, if there are any.
 """
 
-import argparse
 import math
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Interval, end, interval, missed, table
+from common import Interval, end, interval, missed, parser_of, table
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "builtin:held-out+tests"
@@ -313,14 +312,12 @@ def measured(folder: Path, lengths: tuple[int, ...], curve: tuple[int, ...], rep
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "a few steps, two documents: shows that all of it runs")
     parser.add_argument("--folder", type=Path, default=Path("runs/cepe-training"))
     parser.add_argument("--encoder", choices=("demo", "mlm"), default="demo")
     parser.add_argument("--repeats", type=int, default=48, help="documents")
     parser.add_argument("--ablations", default="", help=f"names with ; between, or all: {'; '.join(ABLATIONS)}")
     parser.add_argument("--steps", type=int, default=100, help="of an ablation")
-    parser.add_argument("--quick", action="store_true", help="a few steps, two documents: shows that all of it runs")
-    parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     names = list(ABLATIONS) if arguments.ablations == "all" else [n for n in arguments.ablations.split(";") if n]
     if unknown := [name for name in names if name not in ABLATIONS]:

@@ -1,5 +1,6 @@
 """What benchmarks share: a small model of random weights, a process of its own, tables, intervals, and how they end."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -93,6 +94,16 @@ def running_mean(one: Any, of: str) -> Any:
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def parser_of(
+    description: str | None, quick: str, check: str = "fail when a bound is missed"
+) -> argparse.ArgumentParser:
+    """Return the parser of a script with the options --quick and --check, each with its help."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--check", action="store_true", help=check)
+    return parser
 
 
 def missed(claims: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end, small_llama
+from common import apart, end, parser_of, small_llama
 
 VOCABULARY = 32_000
 FEW = 12  # different tokens in the text
@@ -192,9 +192,7 @@ def ratio_at_8b(longest: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="lengths to 512, two repeats")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser = parser_of(__doc__, "lengths to 512, two repeats")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     longest, repeats = (512, 2) if options.quick else (2048, 3)

@@ -6,11 +6,10 @@ Natural text of held-out files, of files it was trained on (figure 4 of Liu et a
 shuffled tokens of held-out files. Draws all three in one picture. Last line: the figures as JSON.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
-from common import end
+from common import end, parser_of
 
 from farspan import measure
 from farspan.loading.places import DEMO, folder_of
@@ -26,9 +25,7 @@ BOUNDS = "copy >= 0.85 and >= 0.3 above control inside the window; shuffled < 0.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="8 repeats instead of 40")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser = parser_of(__doc__, "8 repeats instead of 40")
     parser.add_argument("--out", type=Path, help="keep runs and picture here")
     options = parser.parse_args()
     model = folder_of(DEMO)

@@ -11,12 +11,11 @@ only add to wall time. The tokens are compared one by one. Last line: the figure
 takes longer than `plain`, or where a token differs in float32.
 """
 
-import argparse
 import time
 from typing import Any
 
 import torch
-from common import end
+from common import end, parser_of
 from reading_speed import TEXT
 
 import farspan
@@ -59,13 +58,11 @@ def ours(lm: farspan.LM, ids: torch.Tensor, tokens: int) -> tuple[float, list[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "float32, a context of 256", "fail where farspan is slower or a token differs")
     parser.add_argument("--model", default="demo", help="a folder, a hub id or a GGUF file")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192], help="tokens before the new ones")
     parser.add_argument("--tokens", type=int, default=16, help="new ones")
-    parser.add_argument("--quick", action="store_true", help="float32, a context of 256")
-    parser.add_argument("--check", action="store_true", help="fail where farspan is slower or a token differs")
     options = parser.parse_args()
     if options.quick:
         options.dtypes, options.contexts = ["float32"], [256]

@@ -8,12 +8,11 @@ on a few of them). Model: d 256, 4 layers, 4 heads of 64, fp32, random weights, 
 Cost only. CPU seconds on one thread, the least of some runs. Last line: the figures as JSON.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import torch
-from common import end, least, small_llama
+from common import end, least, parser_of, small_llama
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 BOUND = 2.0  # of the reading alone
@@ -22,9 +21,7 @@ NAIVE = 3  # options that are read with the whole prompt
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a prompt of 512 tokens, which is under a minute")
-    parser.add_argument("--check", action="store_true", help="fail when the bound is missed")
+    parser = parser_of(__doc__, "a prompt of 512 tokens, which is under a minute")
     parser.add_argument("--data", type=Path, default=SHARED / "icl" / "banking77")
     parser.add_argument("--tokenizer", type=Path, default=SHARED / "tokenizers" / "mistral-7b-v0.1")
     options = parser.parse_args()

@@ -22,7 +22,6 @@ or where, without memory, fewer than 90 % of fine, coarse, half-life, reach, spa
 or have an interval that holds 0. The bound is the same for all. Last line: the figures as JSON.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import end
+from common import end, parser_of
 from scipy.optimize import isotonic_regression
 
 from farspan import stats
@@ -247,9 +246,7 @@ def coverage(world: World, design: tuple[int, int] | str, trials: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="20 trials of some designs")
-    parser.add_argument("--check", action="store_true", help="fail when a coverage is below 90 %%")
+    parser = parser_of(__doc__, "20 trials of some designs", "fail when a coverage is below 90 %%")
     parser.add_argument("--world", help="only the worlds whose name contains this")
     parser.add_argument("--trials", type=int, help="measurements simulated of each world and design")
     options = parser.parse_args()

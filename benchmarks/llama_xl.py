@@ -21,7 +21,6 @@ Trainings and measurements are kept in --out and continued. --record keeps the r
 judges these alone. --check fails when perplexity does not gain, or a half-life is open. Last line: the figures as JSON.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Interval, end, interval, running_mean, table
+from common import Interval, end, interval, parser_of, running_mean, table
 from recorded import BENCHMARKS, record, recorded, with_tables
 from scipy.stats import t as student
 
@@ -290,15 +289,13 @@ def run(out: Path, steps: int | None, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "8 steps and 3 texts")
     parser.add_argument("--out", type=Path, default=Path("runs/llama_xl"), help="keep models and rows here")
     parser.add_argument("--steps", type=int, help="of each training; default: those of the config")
     parser.add_argument("--repeats", type=int, default=8, help="shuffled texts; twice as many natural ones")
-    parser.add_argument("--quick", action="store_true", help="8 steps and 3 texts")
     parser.add_argument("--record", action="store_true", help="keep the rows beside this script, and make the page")
     parser.add_argument("--recorded", action="store_true", help="judge the rows kept beside this script")
     parser.add_argument("--picture", type=Path, help="draw into this file")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     folder = ROWS

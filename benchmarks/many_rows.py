@@ -11,7 +11,6 @@ before. `read` is `farspan.record.read_rows` alone. Last line: the figures as JS
 resume or report take 60 CPU seconds or more, or where resume measured a row again.
 """
 
-import argparse
 import os
 import resource
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import end, least
+from common import end, least, parser_of
 
 BOUND = 60.0  # CPU seconds
 MIDDLE = 0.4  # of the longest length: where half of what cannot be guessed is recalled
@@ -72,9 +71,7 @@ def main() -> None:
         BoundCurve.run = made_up  # type: ignore[method-assign, assignment]
         app(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a twentieth of the rows")
-    parser.add_argument("--check", action="store_true", help="fail where resume or report take too long")
+    parser = parser_of(__doc__, "a twentieth of the rows", "fail where resume or report take too long")
     given = parser.parse_args()
     from farspan.record import read_rows
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import recorded as kept
 import torch
-from common import Interval, end, interval, table
+from common import Interval, end, interval, parser_of, table
 from scipy.stats import t as student
 from smt_extend import CONFIG, said, times
 
@@ -264,7 +264,9 @@ TABLES = {"memory": memory, "verdicts": verdicts, "changes": changes, "long": lo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(
+        __doc__, "one recipe of 40 steps, one seed, short texts", "fail where no recipe keeps all bounds"
+    )
     parser.add_argument("recipes", nargs="*", help=f"of {', '.join(RECIPES)}; default all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="folder for models and runs; a run in it is continued")
@@ -273,8 +275,6 @@ def main() -> None:
     parser.add_argument("--heads", action="store_true", help="only print which heads copy")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make the tables of the page")
-    parser.add_argument("--check", action="store_true", help="fail where no recipe keeps all bounds")
-    parser.add_argument("--quick", action="store_true", help="one recipe of 40 steps, one seed, short texts")
     options = parser.parse_args()
     if unknown := set(options.recipes) - set(RECIPES):
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(RECIPES)}")

@@ -16,7 +16,7 @@ import json
 import os
 
 import torch
-from common import FREEING, Letters, apart, end, least, small_llama
+from common import FREEING, Letters, apart, end, least, parser_of, small_llama
 
 VOCABULARY = 512
 SINKS = 4
@@ -79,9 +79,7 @@ def loop(window: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a window of 128, top 125 of 1,024 tokens")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser = parser_of(__doc__, "a window of 128, top 125 of 1,024 tokens")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -9,14 +9,13 @@ In bfloat16, on one thread; CPU seconds of the whole measurement without loading
 kinds. Last line: the figures as JSON.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import end
+from common import end, parser_of
 
 from farspan import load, measure
 from farspan.measuring.plan import plan
@@ -29,14 +28,12 @@ BOOKS = Path(__file__).resolve().parents[2] / "shared" / "data" / "books"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, "shorter lengths")
     parser.add_argument("model")
     parser.add_argument("--text", default=str(BOOKS) if BOOKS.is_dir() else "builtin")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--generated", action="store_true", help="also measure generated answers")
     parser.add_argument("--out", type=Path, help="folder for rows and pictures; default a temporary one")
-    parser.add_argument("--quick", action="store_true", help="shorter lengths")
-    parser.add_argument("--check", action="store_true", help="fail when the bound is missed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lm = load(options.model, dtype="bfloat16")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Letters, apart, end, random_text, small_llama
+from common import Letters, apart, end, parser_of, random_text, small_llama
 
 VOCABULARY = 32_000
 BUCKETS = 64  # of positions, each compared with the twin's
@@ -87,9 +87,7 @@ def child(way: str, length: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="4,096 tokens, at which no memory is judged")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser = parser_of(__doc__, "4,096 tokens, at which no memory is judged")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     length = 4096 if options.quick else 16_384

@@ -7,7 +7,6 @@ on one thread, and compares CPU seconds, of which other processes take none. The
 calibration. Last line: the figures as JSON.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import end
+from common import end, parser_of
 
 LARGEST_ERROR = 0.25
 LONGEST_PLAN = 20.0  # seconds
@@ -70,11 +69,11 @@ def compared(lm: Any, case: Case) -> dict[str, float]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(
+        __doc__, "short lengths, which the embedded model takes", "fail when an error is above a quarter"
+    )
     parser.add_argument("--model", default="demo", help="folder, GGUF file or hub id; default the embedded model")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quick", action="store_true", help="short lengths, which the embedded model takes")
-    parser.add_argument("--check", action="store_true", help="fail when an error is above a quarter")
     options = parser.parse_args(given)
 
     import torch

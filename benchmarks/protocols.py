@@ -9,14 +9,13 @@ the contexts differ, and a broken model guesses worse in the longer one), or whe
 reach further than `nested`. Last line: the figures as JSON.
 """
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import end
+from common import end, parser_of
 
 from farspan import measure, stats
 from farspan.loading.places import DEMO, folder_of
@@ -39,13 +38,11 @@ SWEPT = {"lengths": (254,), "protocol": "probe", "scored": 64}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, "8 repeats, three lengths", "fail when the protocols disagree")
     parser.add_argument("models", nargs="*", default=[folder_of(DEMO)])
     parser.add_argument("--text", default="builtin:held-out+tests")
     parser.add_argument("--repeats", type=int, default=24)
     parser.add_argument("--out", type=Path, help="keep runs and pictures here")
-    parser.add_argument("--quick", action="store_true", help="8 repeats, three lengths")
-    parser.add_argument("--check", action="store_true", help="fail when the protocols disagree")
     options = parser.parse_args()
     lengths, repeats = ((96, 254, 448), 8) if options.quick else (LENGTHS, options.repeats)
     figures: dict[str, Any] = {}

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end
+from common import apart, end, parser_of
 
 READ_BOUND = 1.15  # at most: seconds of `read` over those of `plain`
 NESTED_BOUND = 0.8  # at least: of the arithmetic bound
@@ -212,14 +212,12 @@ def missed(name: str, figures: dict[str, Any], context: int, exact: bool) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "the embedded model, float32, a context of 512")
     parser.add_argument("--model", help="a folder, a hub id or a GGUF file")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192], help="tokens")
     parser.add_argument("--runs", type=int, default=3, help="of which the fastest counts")
-    parser.add_argument("--quick", action="store_true", help="the embedded model, float32, a context of 512")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end, interval
+from common import apart, end, interval, parser_of
 
 from farspan.text.retrieval import Index, build, open_index
 
@@ -162,15 +162,13 @@ def worth(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, "without the large index, with 8 windows")
     parser.add_argument("folder", nargs="?", default=str(SHARED / "books"))
     parser.add_argument("--passages", type=int, default=1_000_000, help="of the large index; 0: without it")
     parser.add_argument("--model", help="folder of a small model; default the embedded one")
     parser.add_argument("--cepe", help="folder of a CEPE model with that decoder")
     parser.add_argument("--repeats", type=int, default=48, help="windows")
     parser.add_argument("--out", help="keep indexes and rows of the second half here, and go on from them")
-    parser.add_argument("--quick", action="store_true", help="without the large index, with 8 windows")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a claimed bound is missed")
     parser.add_argument("--only", choices=("cost", "worth"), help="one half of it")
     parser.add_argument("--index", action="append", choices=INDEXES, help="passages of these alone")
     parser.add_argument("--build", metavar="OUT", help=argparse.SUPPRESS)

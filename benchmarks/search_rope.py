@@ -12,12 +12,11 @@ Judged with --check: the CPU time of the search, and that the difference of the 
 the CPU seconds of all sessions are added. Last line: the figures as JSON.
 """
 
-import argparse
 import time
 from pathlib import Path
 
 import numpy as np
-from common import end
+from common import end, parser_of
 from scipy.stats import t as student
 
 from farspan import load, measure
@@ -68,7 +67,7 @@ def print_differences(how: str, yarn: MeasuredCurve, searched: MeasuredCurve) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "5 evaluations on 2 texts, 4 held-out texts")
     parser.add_argument("--shape", default="yarn")
     parser.add_argument("--factor", type=float, default=4.0)
     parser.add_argument("--max-nats", type=float, default=0.05, help="the bound inside the window")
@@ -77,8 +76,6 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=24, help="held-out texts")
     parser.add_argument("--evaluations", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("runs/search_rope"))
-    parser.add_argument("--quick", action="store_true", help="5 evaluations on 2 texts, 4 held-out texts")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
     options = parser.parse_args()
     evaluations, search_texts, texts = options.evaluations, options.search_texts, options.texts
     if options.quick:

@@ -16,7 +16,6 @@ Last line: the figures as JSON. With --check the script fails where the longest 
 mean and also more than the longest repeat, or where two shards take more than 2 % more CPU seconds than one process.
 """
 
-import argparse
 import os
 import resource
 import subprocess
@@ -25,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import end
+from common import end, parser_of
 
 SHAPES = (  # layers, hidden size, heads, key-value heads, feed-forward size, vocabulary
     *((30, 576, 9, 3, 1536, 49_152), (24, 896, 14, 2, 4864, 151_936), (22, 2048, 32, 4, 5632, 32_000)),
@@ -115,9 +114,7 @@ def overhead(quick: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three models, one task, a short curve")
-    parser.add_argument("--check", action="store_true", help="fail where bounds are missed")
+    parser = parser_of(__doc__, "three models, one task, a short curve")
     given = parser.parse_args()
     figures = dealing(given.quick)
     figures |= overhead(given.quick)

@@ -25,7 +25,6 @@ Trainings and measurements are kept in --out and continued. --check fails when a
 as JSON.
 """
 
-import argparse
 import math
 import tempfile
 import time
@@ -36,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Interval, end, interval, running_mean, table
+from common import Interval, end, interval, parser_of, running_mean, table
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
@@ -330,7 +329,7 @@ def draw(found: Mapping[str, Found], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "two recipes of few steps, short texts")
     parser.add_argument("recipes", nargs="*", help=f"of {', '.join(RECIPES)}; default the first {len(DEFAULT)}")
     parser.add_argument("--model", default=DEMO, help="a folder, instead of the embedded model; trained on 512 tokens")
     parser.add_argument("--out", type=Path, help="keep models and rows here, and continue them")
@@ -338,8 +337,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--paired", action="store_true", help="only the recipes against untrained YaRN, paired")
-    parser.add_argument("--quick", action="store_true", help="two recipes of few steps, short texts")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
     options = parser.parse_args()
     if unknown := set(options.recipes) - set(RECIPES):
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(RECIPES)}")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import apart, end, small_llama, table
+from common import apart, end, parser_of, small_llama, table
 
 VOCABULARY = 2048
 KINDS = {"smt": ("sparse", "off"), "mixed": ("sparse", "concat"), "full": ("full", "off")}  # draw and mixed
@@ -101,9 +101,7 @@ def measured(row: int, sparse: list[int], full: list[int], rounds: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="rows of 1,024 tokens, under a minute")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a bound is missed")
+    parser = parser_of(__doc__, "rows of 1,024 tokens, under a minute")
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:

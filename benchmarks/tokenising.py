@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import apart, end
+from common import apart, end, parser_of
 
 SIZES = {"lines": 1_000_000_000, "one line": 100_000_000, "whole": 4_000_000}  # bytes, about
 QUICK = {"lines": 30_000_000, "one line": 10_000_000, "whole": 1_000_000}
@@ -73,11 +73,9 @@ def measured(path: str, tokenizer_folder: str, whole: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = parser_of(__doc__, "smaller texts")
     parser.add_argument("--text", default="builtin")
     parser.add_argument("--tokenizer", default=str(Path(__file__).parents[1] / "src" / "farspan" / "assets" / "demo"))
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--check", action="store_true")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:

@@ -23,7 +23,7 @@ from farspan.report.runs import Source
 from farspan.stats import Difference, tost
 from farspan.terminal import Terminal
 
-from tiny import CODE
+from tiny import CODE, write_lines
 
 CPU = ("--device", "cpu")
 TASKS = ("curve", "perplexity:target_tokens=16")
@@ -406,10 +406,10 @@ def test_runs_that_are_no_baseline_are_refused(baseline: Path, tmp_path: Path) -
     (old / "run.json").write_bytes((baseline / "run.json").read_bytes())
     rows = [json.loads(line) for line in (baseline / "rows.jsonl").read_text().splitlines()]
     failed = [row | {"status": "oom", "reason": "no memory", "scores": {}} for row in rows]
-    (old / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in failed))
+    write_lines(old / "rows.jsonl", failed)
     assert "none of the 48 rows has a result, first: oom: no memory" in refused(farspan("check", old, "demo"))
     both = [*rows, *(row | {"model": "second"} for row in rows)]
-    (old / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in both))
+    write_lines(old / "rows.jsonl", both)
     assert "holds 2 models (demo, second): name one" in refused(farspan("check", old, "demo"))
 
 

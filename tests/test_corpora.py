@@ -3,7 +3,6 @@
 import copy
 import gzip
 import hashlib
-import json
 import platform
 import re
 import sysconfig
@@ -26,6 +25,8 @@ from farspan.text.corpora import Corpus, join, load
 from farspan.text.documents import read_texts
 from farspan.text.library import COPY, MIN_CHARACTERS, builtin_texts, copied, installed, is_held_out
 from farspan.train.batches import train_tokenizer
+
+from tiny import write_lines
 
 
 class Counting:
@@ -58,10 +59,6 @@ def write(path: Path, content: str) -> Path:
     return path
 
 
-def write_lines(path: Path, records: Sequence[object]) -> Path:
-    return write(path, "".join(json.dumps(record) + "\n" for record in records))
-
-
 def write_parquet(path: Path, **columns: Sequence[object]) -> Path:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table(columns), path)
@@ -76,51 +73,60 @@ def counted(*sizes: int) -> Corpus:
 # where texts are read from
 
 
-def test_a_text_file_is_one_document(tmp_path: Path) -> None:
-    path = write(tmp_path / "book.txt", "one\n\ntwo é\n")
-    assert list(read_texts(str(path))) == ["one\n\ntwo é\n"]
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        pytest.param("book.txt", "one\n\ntwo é\n", ["one\n\ntwo é\n"], id="a text file is one document"),
+        pytest.param("code.rs", "fn main", ["fn main"], id="an unknown ending is read as text"),
+        pytest.param("a.jsonl", '{"text": "one"}\n{"text": "two\\u2028lines"}', ["one", "two\u2028lines"], id="lines"),
+        pytest.param("a.jsonl#body", '{"text": "no", "body": "yes"}', ["yes"], id="a column is named after a #"),
+        pytest.param("a.jsonl", '{"text": "one"}\n\n  \n{"text": "two"}', ["one", "two"], id="blank lines are skipped"),
+        pytest.param("a.jsonl", '{"text": null}\n{"text": "one"}', ["one"], id="null is no document"),
+        pytest.param(
+            "a.tsv", 'body\ttext\n2\tsay "x"\n3\t"closed"\n4\t"say ""x"""', ['say "x"', "closed", 'say "x"'],
+            id="quotes within cells",
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_holds_these_documents(tmp_path: Path, name: str, content: str, texts: list[str]) -> None:
+    write(tmp_path / name.partition("#")[0], content)
+    assert list(read_texts(str(tmp_path / name))) == texts
 
 
-def test_a_file_with_an_unknown_ending_is_read_as_text(tmp_path: Path) -> None:
-    assert list(read_texts(str(write(tmp_path / "code.rs", "fn main")))) == ["fn main"]
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"text": "one"}\n{"body": "two"}', r"line 2 has no column 'text'; it has \['body'\]: .*#COLUMN"),
+        ("a.jsonl", '"bare"', r"line 1 has no named columns: got str 'bare', expected an object"),
+        ("a.jsonl", '{"text": "one"}\n{"text": \n', r"a\.jsonl, line 2 is damaged: expected JSON"),
+        ("a.jsonl", '{"text": ' + "[" * 100_000, r"a\.jsonl, line 1 is damaged: got values nested"),
+        (
+            "a.jsonl", '{"text": "\\ud83d\\ude00"}\n{"text": "a\\ud800"}\n',
+            r"a\.jsonl, line 2: column 'text' holds '.ud...' at character .*half of a surrogate pair",
+        ),
+        ("a.jsonl#", '{"text": "one"}\n', r"has no column after #: write .*a\.jsonl#COLUMN, or omit the #"),
+        ("empty.txt", " \n", r"empty\.txt' holds no documents"),
+    ],
+    ids=["no column", "no object", "no JSON", "deep", "half of a surrogate pair", "# without a column", "empty"],
+)  # fmt: skip
+def test_a_file_is_refused_with_the_place_of_what_is_wrong(tmp_path: Path, name: str, content: str, said: str) -> None:
+    write(tmp_path / name.partition("#")[0], content)
+    with pytest.raises(ValueError, match=said):
+        list(read_texts(str(tmp_path / name)))
 
 
-def test_jsonl_holds_a_document_a_line(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two\u2028lines"}])
-    assert list(read_texts(str(path))) == ["one", "two\u2028lines"]
-
-
-def test_a_column_is_named_behind_a_hash_sign(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{"text": "no", "body": "yes"}])
-    assert list(read_texts(f"{path}#body")) == ["yes"]
-
-
-def test_blank_lines_of_jsonl_are_skipped(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": "one"}\n\n  \n{"text": "two"}')
-    assert list(read_texts(str(path))) == ["one", "two"]
-
-
-def test_a_null_in_jsonl_is_no_document(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{"text": None}, {"text": "one"}])
-    assert list(read_texts(str(path))) == ["one"]
-
-
-def test_a_missing_key_of_jsonl_is_named_with_its_line_and_the_keys_there_are(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"body": "two"}])
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 has no column 'text'; it has \['body'\]: write .*#COLUMN"):
-        list(read_texts(str(path)))
-
-
-def test_a_line_of_jsonl_that_is_no_object_is_named(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", ["bare"])
-    with pytest.raises(ValueError, match=r"line 1 has no named columns: got str 'bare', expected an object"):
-        list(read_texts(str(path)))
-
-
-def test_a_bad_line_of_jsonl_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": \n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is damaged: expected JSON"):
-        list(read_texts(str(path)))
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no such text", r"text 'no such text' is neither a file, a folder, a hub dataset"),
+        ("builtin:test", r"'builtin:test' is unknown: use builtin, builtin:train"),
+        ("builtin:held-out+", r"text 'builtin:held-out\+' is unknown"),
+        ("~no-such-user/x", "'~no-such-user/x' is not a path: "),
+    ],
+)
+def test_an_unknown_text_is_refused_with_what_a_text_can_be(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        list(read_texts(name))
 
 
 def test_parquet_holds_a_document_a_row(tmp_path: Path) -> None:
@@ -172,11 +178,6 @@ def test_a_quote_that_does_not_end_its_cell_is_refused_with_the_line_of_its_row(
         list(read_texts(str(file)))
 
 
-def test_quotes_within_cells_are_read_as_they_are(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.tsv", 'body\ttext\n2\tsay "x"\n3\t"closed"\n4\t"say ""x"""')
-    assert list(read_texts(str(file))) == ['say "x"', "closed", 'say "x"']
-
-
 def test_tables_of_a_folder_are_jsonl_and_parquet(tmp_path: Path) -> None:
     for name in ("a.csv", "b.tsv", "c.json"):
         write(tmp_path / name, "x")
@@ -192,27 +193,12 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert list(read_texts(str(tmp_path))) == ["one", "two", "three", "four"]
 
 
-def test_an_unknown_text_is_refused_with_what_a_text_can_be() -> None:
-    with pytest.raises(ValueError, match=r"text 'no such text' is neither a file, a folder, a hub dataset"):
-        list(read_texts("no such text"))
-
-
 def test_a_missing_file_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("the hub was asked"))
     for name in ("books/missing.txt", "books/missing.TXT"):
         with pytest.raises(ValueError, match=f"text {name!r} is neither a file"):
             list(read_texts(name))
-
-
-def test_an_unknown_part_of_the_builtin_text_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'builtin:test' is unknown: use builtin, builtin:train"):
-        list(read_texts("builtin:test"))
-
-
-def test_an_empty_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"empty\.txt' holds no documents"):
-        list(read_texts(str(write(tmp_path / "empty.txt", " \n"))))
 
 
 @pytest.mark.parametrize(
@@ -262,25 +248,11 @@ def test_bytes_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         list(read_texts("org/name"))
 
 
-def test_half_of_a_surrogate_pair_is_named_with_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": "\\ud83d\\ude00"}\n{"text": "a\\ud800"}\n')
-    with pytest.raises(
-        ValueError, match=r"a\.jsonl, line 2: column 'text' holds '.ud...' at character .*half of a surrogate pair"
-    ):
-        list(read_texts(str(path)))
-
-
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
     for name, content in (("a.txt", "one\ufeff"), ("a.jsonl", '{"text": "one\ufeff"}\n{"text": "one\ufeff"}\n')):
         path = tmp_path / name
         path.write_bytes(content.encode("utf-8-sig"))
         assert set(read_texts(str(path))) == {"one\ufeff"}
-
-
-def test_deep_jsonl_is_refused_with_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": ' + "[" * 100_000)
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 is damaged: got values nested"):
-        list(read_texts(str(path)))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet" * 9, b"PAR1" + b"\xff" * 64 + b"PAR1"])
@@ -345,24 +317,6 @@ def test_a_column_of_what_has_none_is_refused(tmp_path: Path) -> None:
     for place in (path, path.parent):
         with pytest.raises(ValueError, match=r"has no columns: got #body, but .*\. Omit it\."):
             list(read_texts(f"{place}#body"))
-
-
-def test_a_number_sign_without_a_column_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    with pytest.raises(ValueError, match=r"has no column after #: write .*a\.jsonl#COLUMN, or omit the #"):
-        list(read_texts(f"{tmp_path / 'a.jsonl'}#"))
-
-
-def test_half_a_name_of_a_text_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"text 'builtin:held-out\+' is unknown"):
-        list(read_texts("builtin:held-out+"))
-    with pytest.raises(ValueError, match="text 'shuffled:' has no name of a text"):
-        load("shuffled:", None)
-
-
-def test_the_home_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="'~no-such-user/x' is not a path: "):
-        list(read_texts("~no-such-user/x"))
 
 
 @pytest.mark.parametrize("name", ["latin.txt", "latin.jsonl"])

@@ -26,7 +26,7 @@ from farspan.text import hub, tables
 
 import tiny
 from cepe_models import tiny_cepe
-from tiny import tiny_model
+from tiny import tiny_model, write_lines
 
 LENGTHS = (1, 2, 5)
 METHODS = [
@@ -361,7 +361,7 @@ def test_ten_made_rows_of_each_set_are_read(name: str, tmp_path: Path, lm: LM) -
     of, words = SETS[name], words_of(name)
     for split in dict.fromkeys(of.splits):
         rows = [{of.text[0]: f"{split} text {i}", of.label[0]: words[i % len(words)]} for i in range(10)]
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{split}.jsonl", rows)
     what = task(f"icl:set={name},data={tmp_path}").on(lm, "")
     assert isinstance(what, BoundIcl)
     assert what.options == (
@@ -422,7 +422,7 @@ def test_the_verbalisers_of_trec_are_all_fifty() -> None:
 )
 def test_rows_that_are_not_the_sets_are_refused(rows: list[Any], problem: str, tmp_path: Path) -> None:
     for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{split}.jsonl", rows)
     with pytest.raises(ValueError, match=problem):
         load_set("mr", str(tmp_path))
 
@@ -487,7 +487,7 @@ def write_own(folder: Path, suffix: str, rows: list[dict[str, Any]] = OWN, asked
             text = [",".join(lines[0]), *(",".join(row.values()) for row in lines)]
             file.write_text("\n".join(text) + "\n")
         else:
-            file.write_text("".join(json.dumps(row) + "\n" for row in lines))
+            write_lines(file, lines)
     return str(folder)
 
 

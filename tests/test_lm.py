@@ -146,14 +146,16 @@ def test_a_model_already_placed_is_left_where_it_is(folder: Path) -> None:
 # what cannot be loaded
 
 
-def test_a_missing_folder_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model '\./no/such/model' is neither a folder nor a hub id such as org/name"):
-        load("./no/such/model")
-
-
-def test_a_model_not_cached_while_offline_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"model 'farspan-tests/none' is neither .* cached, and HF_HUB_OFFLINE is set"):
-        load("farspan-tests/none")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./no/such/model", r"model '\./no/such/model' is neither a folder nor a hub id such as org/name"),
+        ("farspan-tests/none", r"model 'farspan-tests/none' is neither .* cached, and HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_a_missing_model_is_refused_with_the_reason(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load(name)
 
 
 def hub_error(kind: type[Any]) -> Exception:
@@ -186,9 +188,20 @@ def test_a_file_is_no_model(folder: Path) -> None:
         load(folder / "model.safetensors")
 
 
-def test_missing_weights_are_refused(folder: Path) -> None:
-    configure(folder, num_hidden_layers=3)
-    with pytest.raises(ValueError, match=r"lacks 9 of its weights, such as 'model\.layers\.2\."):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 3}, r"lacks 9 of its weights, such as 'model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"has 9 weights .* no place for, such as 'model\.layers\.1\..* is 1\)"),
+        ({"intermediate_size": 32}, r"have other shapes than its config\.json defines"),
+    ],
+    ids=["missing", "further", "of other shapes"],
+)
+def test_weights_that_the_config_does_not_describe_are_refused(
+    folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    configure(folder, **changes)
+    with pytest.raises(ValueError, match=said):
         load(folder, device="cpu")
 
 
@@ -197,12 +210,6 @@ def test_tied_weights_do_not_count_as_missing(tmp_path: Path, tokenizer: PreTrai
     tokenizer.save_pretrained(tmp_path)
     model = load(tmp_path, device="cpu").model
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
-def test_weights_of_other_shapes_are_refused(folder: Path) -> None:
-    configure(folder, intermediate_size=32)
-    with pytest.raises(ValueError, match=r"have other shapes than its config\.json defines"):
-        load(folder, device="cpu")
 
 
 def test_a_download_that_stopped_halfway_is_refused(folder: Path) -> None:
@@ -244,28 +251,22 @@ def test_a_model_larger_than_its_tokenizer_is_taken(tokenizer: PreTrainedTokeniz
     assert wrap(tiny_model(vocab_size=320), tokenizer, "padded").vocabulary == 320
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(folder: Path, device: str) -> None:
-    with pytest.raises(ValueError, match=rf"device '{device}' cannot be used .*expected cpu"):
-        load(folder, device=device)
-
-
 # separators
 
 
-def test_the_separator_is_the_beginning_of_text_where_there_is_one() -> None:
-    separator = choose_separator(without_special_tokens(bos_token="a", eos_token="</s>"))
-    assert (separator.kind, separator.ids) == ("bos", (1,))
-
-
-def test_the_separator_is_else_the_end_of_text() -> None:
-    separator = choose_separator(without_special_tokens(eos_token="</s>"))
-    assert (separator.kind, separator.ids) == ("eos", (2,))
-
-
-def test_the_separator_is_else_a_newline() -> None:
-    separator = choose_separator(without_special_tokens())
-    assert (separator.kind, separator.ids) == ("newline", (0,))
+@pytest.mark.parametrize(
+    ("special", "kind", "token"),
+    [
+        ({"bos_token": "a", "eos_token": "</s>"}, "bos", 1),
+        ({"eos_token": "</s>"}, "eos", 2),
+        ({}, "newline", 0),
+    ],
+)
+def test_the_separator_is_the_beginning_of_text_else_its_end_else_a_newline(
+    special: dict[str, str], kind: str, token: int
+) -> None:
+    separator = choose_separator(without_special_tokens(**special))
+    assert (separator.kind, separator.ids) == (kind, (token,))
 
 
 # lengths
@@ -377,12 +378,6 @@ def test_another_dtype_is_another_fingerprint() -> None:
 # weights and configs that do not belong together
 
 
-def test_weights_of_further_layers_are_refused(folder: Path) -> None:
-    configure(folder, num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"has 9 weights .* no place for, such as 'model\.layers\.1\..* is 1\)"):
-        load(folder, device="cpu")
-
-
 def test_weights_of_biases_that_the_config_leaves_out_are_refused(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.0.self_attn.q_proj.bias"] = torch.ones(32)
@@ -492,7 +487,7 @@ def test_a_damaged_file_of_a_model_is_named(folder: Path, file: str, text: str, 
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("device", ["meta", "hpu", "mps", "nonsense"])
+@pytest.mark.parametrize("device", ["meta", "hpu", "mps", "gpu", "nonsense"])
 def test_a_device_that_cannot_compute_is_refused_in_one_short_line(folder: Path, device: str) -> None:
     if device == "mps" and torch.backends.mps.is_available():
         pytest.skip("there is one")
@@ -502,27 +497,22 @@ def test_a_device_that_cannot_compute_is_refused_in_one_short_line(folder: Path,
     assert len(str(refused.value)) < 350
 
 
-def test_a_device_map_without_memory_is_refused(folder: Path) -> None:
-    for wanted in ("meta", {"": "meta"}):
-        with pytest.raises(ValueError, match="device_map 'meta' holds no weights"):
-            load(folder, device_map=wanted)
-
-
-def test_an_option_that_is_unknown_is_named(folder: Path) -> None:
-    with pytest.raises(ValueError, match="has no option 'dtpe', which was given to load: correct its name"):
-        load(str(folder), dtpe="bfloat16")
-
-
-def test_an_option_that_is_wrong_is_not_said_to_be_the_configs(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"^attention 'nope' is unknown, expected one of eager, .*sdpa"):
-        load(folder, attention="nope")
-    with pytest.raises(ValueError, match=r"^device 'nope' cannot be used"):
-        load(folder, device_map="nope")
-
-
-def test_a_trained_length_beyond_any_text_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"the trained length is 10+, expected 1 to 1,000,000,000,000 tokens"):
-        load(folder, trained_length=10**23)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dtpe": "bfloat16"}, "has no option 'dtpe', which was given to load: correct its name"),
+        ({"attention": "nope"}, r"^attention 'nope' is unknown, expected one of eager, .*sdpa"),
+        ({"device_map": "nope"}, r"^device 'nope' cannot be used"),
+        ({"device_map": "meta"}, "device_map 'meta' holds no weights"),
+        ({"device_map": {"": "meta"}}, "device_map 'meta' holds no weights"),
+        ({"trained_length": 10**23}, r"the trained length is 10+, expected 1 to 1,000,000,000,000 tokens"),
+        ({"device": "cuda:99"}, r"device 'cuda:99' cannot be used .*expected cpu"),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_wrong_is_named(folder: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load(folder, **options)
 
 
 # the decoder among other parts

@@ -22,7 +22,7 @@ from farspan.tasks import task
 from farspan.tasks.longbench2 import BEGUN, LETTERS, ByLikelihood, load_items
 
 import tiny
-from tiny import tiny_model
+from tiny import tiny_model, write_lines
 
 
 def question(i: int, **changes: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def written(folder: Path, rows: list[Any] | None = None, name: str = "data.jsonl
     elif name.endswith("parquet"):
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(path, rows)
     return str(path)
 
 

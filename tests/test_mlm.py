@@ -1,6 +1,5 @@
 """The encoder's pre-training: head and loss equal to the authors', rows and masks, an encoder that cepe takes."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from farspan.cepe.config import encoder_config
 from farspan.train.batches import train_tokenizer
 from farspan.train.config import read_config
 from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings, new_encoder, train
+from farspan.train.trainer import read_log
 
 from cepe_models import authors_settings
 from tiny import tiny_model
@@ -148,7 +148,7 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
 def test_training_lowers_the_loss(settings: Callable[..., MlmSettings]) -> None:
     chosen = settings("a", "trainer.steps=40", f"data.held_out={settings('b').data.text}")
     summary = train(chosen)
-    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    log = read_log(Path(chosen.out))
     assert log[0]["loss"] > 5
     assert summary["loss"] < 4
     assert summary["held_out_loss"] < 4.5
@@ -167,7 +167,7 @@ def test_the_held_out_loss_is_a_mean_over_masked_tokens(settings: Callable[..., 
 def test_what_is_logged_is_of_training_alone(settings: Callable[..., MlmSettings]) -> None:
     chosen = settings("a", f"data.held_out={settings('b').data.text}", "trainer.evaluate_every=1", "trainer.steps=4")
     train(chosen)
-    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    log = read_log(Path(chosen.out))
     terms = [(entry["loss"], entry["loss_masked"]) for entry in log if "loss" in entry]
     assert len(terms) == 2
     assert all(one == pytest.approx(other, abs=2e-4) for one, other in terms)

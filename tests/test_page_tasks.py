@@ -19,7 +19,7 @@ from farspan.report.page import write_report
 from farspan.report.runs import short_methods
 from farspan.tasks import TASKS, Bound, Example, task
 
-from tiny import tiny_model
+from tiny import tiny_model, write_lines
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -63,11 +63,6 @@ TITLES = {
 }
 
 
-def lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
     """A folder with a model, a text, and the data of every task."""
@@ -79,18 +74,18 @@ def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeniz
     for i in range(3):
         (folder / "text" / f"{i}.txt").write_text(" ".join(f"{' '.join(rng.choice(WORDS, 9))}." for _ in range(60)))
     passages = [{"id": str(n), "title": f"title {n}", "text": f"passage {n} of a fox.", "score": 1.0} for n in range(3)]
-    lines(folder / "nq.jsonl", [{"question": f"who is {n}", "answers": [n], "ctxs": passages} for n in NAMES])
+    write_lines(folder / "nq.jsonl", [{"question": f"who is {n}", "answers": [n], "ctxs": passages} for n in NAMES])
     classes = [{"text": f"a fox number {i}", "label": ("red", "dog", "fox")[i % 3]} for i in range(15)]
     for name in ("train", "test"):
-        lines(folder / "classes" / f"{name}.jsonl", classes)
+        write_lines(folder / "classes" / f"{name}.jsonl", classes)
     stories = [(f"Who is {i}?\n\nText {i}.\n\nMore of it.", f"fox {i}") for i in range(4)]
-    lines(
+    write_lines(
         folder / "scrolls.jsonl",
         [{"id": str(i), "pid": f"{i}_0", "input": text, "output": answer} for i, (text, answer) in enumerate(stories)],
     )
     about = {"length": 40, "dataset": "qasper", "language": "en", "all_classes": None}
     documents = [("The fox jumps over the lazy dog. " * 3, f"Question {i}?", f"fox {i}") for i in range(4)]
-    lines(
+    write_lines(
         folder / "longbench" / "qasper.jsonl",
         [{"context": c, "input": q, "answers": [a], "_id": str(i)} | about for i, (c, q, a) in enumerate(documents)],
     )
@@ -100,7 +95,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeniz
         | {f"choice_{letter}": f"fox {letter}" for letter in "ABCD"}
         for i in range(4)
     ]
-    lines(folder / "longbench2.jsonl", asked)
+    write_lines(folder / "longbench2.jsonl", asked)
     return folder
 
 

@@ -1,6 +1,5 @@
 """Question answering: what is right, the formats of the data sets, the prompt word for word, greedy answers."""
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from farspan.text.retrieval import build
 import tiny
 from cepe_models import tiny_cepe
 from naive import naive_greedy
-from tiny import tiny_model
+from tiny import tiny_model, write_lines
 
 PEOPLE = ["Ada", "Grace", "Alan", "Kurt", "Emmy", "Sonja", "Carl", "Marie", "Niels", "Lise"]
 
@@ -65,14 +64,9 @@ POPQA = [
 ]
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    return jsonl(tmp_path / "nq.jsonl", NQ)
+    return write_lines(tmp_path / "nq.jsonl", NQ)
 
 
 def qa(data: str, **changes: Any) -> BoundQa:
@@ -121,7 +115,7 @@ def test_exact_match_is_what_the_benchmarks_mean(answer: str, references: list[s
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_every_format_gives_the_same_questions(rows: list[dict[str, Any]], suffix: str, tmp_path: Path) -> None:
     if suffix == "jsonl":
-        path = jsonl(tmp_path / "data.jsonl", rows)
+        path = write_lines(tmp_path / "data.jsonl", rows)
     else:
         pyarrow = pytest.importorskip("pyarrow")
         parquet = pytest.importorskip("pyarrow.parquet")
@@ -142,11 +136,11 @@ def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
         {"question": "", "answers": ["x"]},
         {"question": "y", "answers": [""]},
     ]
-    asked, skipped = read_questions(jsonl(tmp_path / "a.jsonl", rows))
+    asked, skipped = read_questions(write_lines(tmp_path / "a.jsonl", rows))
     assert (len(asked), skipped) == (10, 3)
-    assert qa(jsonl(tmp_path / "a.jsonl", rows)).settings["skipped"] == 3
+    assert qa(write_lines(tmp_path / "a.jsonl", rows)).settings["skipped"] == 3
     with pytest.raises(ValueError, match=r"holds no question with an answer \(2 rows\)"):
-        read_questions(jsonl(tmp_path / "b.jsonl", rows[10:12]))
+        read_questions(write_lines(tmp_path / "b.jsonl", rows[10:12]))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +231,7 @@ def test_long_passages_lose_their_end(data: str, lm: LM) -> None:
 
 def test_questions_with_too_few_passages_are_not_asked(tmp_path: Path, lm: LM) -> None:
     rows = [row | {"ctxs": row["ctxs"][: 2 + i % 3]} for i, row in enumerate(NQ)]
-    asked = qa(jsonl(tmp_path / "a.jsonl", rows))
+    asked = qa(write_lines(tmp_path / "a.jsonl", rows))
     chosen = {asked.questions.index(one.payload.question) for one in asked.examples(lm, (1, 4), 3, 0)}
     assert chosen == {2, 5, 8}
     with pytest.raises(ValueError, match=r"4 questions with 4 passages are needed .* 3 have as many"):
@@ -248,7 +242,7 @@ def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm
     for name in PEOPLE:
         (tmp_path / f"{name}.txt").write_text(f"all that is known of {name.lower()} " * 5)
     index = build(str(tmp_path), tmp_path / "index", words=30)
-    asked = qa(jsonl(tmp_path / "nq.jsonl", NQ_OPEN), index=str(index.folder), opened=index, shots=0)
+    asked = qa(write_lines(tmp_path / "nq.jsonl", NQ_OPEN), index=str(index.folder), opened=index, shots=0)
     rows = measured(tmp_path / "run", lm, asked, lengths=(1,), repeats=10)
     assert {row.scores["in_passages"] for row in rows} == {1.0}
     assert {index.passage(int(row.scores["passages"][0])).split()[5].title() for row in rows} == set(PEOPLE)
@@ -256,9 +250,9 @@ def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm
 
 def test_demonstrations_are_questions_with_passages(data: str, lm: LM, tmp_path: Path) -> None:
     bare = [{"question": f"bare {i}", "answers": ["x"]} for i in range(9)]
-    asked = qa(jsonl(tmp_path / "some.jsonl", [*NQ, *bare]), shots=2)
+    asked = qa(write_lines(tmp_path / "some.jsonl", [*NQ, *bare]), shots=2)
     assert all(one.passages for which in range(3) for one in asked._demonstrations(which, 0))
-    asked = replace(qa(data, shots=2), pool=read_questions(jsonl(tmp_path / "bare.jsonl", bare))[0])
+    asked = replace(qa(data, shots=2), pool=read_questions(write_lines(tmp_path / "bare.jsonl", bare))[0])
     with pytest.raises(ValueError, match="number of other questions with passages"):
         asked.examples(lm, (1,), 1, 0)
 
@@ -269,7 +263,7 @@ def test_an_answer_that_was_cut_from_its_passage_is_not_in_the_passages(lm: LM, 
         {"question": "who", "answer": ["zebra"], "ctxs": [long]},
         {"question": "what", "answer": ["dog"], "ctxs": [long]},
     ]
-    cut = qa(jsonl(tmp_path / "long.jsonl", rows), shots=0, passage_tokens=60)
+    cut = qa(write_lines(tmp_path / "long.jsonl", rows), shots=0, passage_tokens=60)
     found = {row.scores["question"]: row.scores["in_passages"]
              for row in measured(tmp_path / "run", lm, cut, lengths=(1,), repeats=2)}  # fmt: skip
     assert found == {"who": 0.0, "what": 1.0}
@@ -334,7 +328,7 @@ def test_weights_of_the_retriever_reach_the_reader(data: str, lm: LM, tmp_path: 
     list(asked.run(reader, [example]))  # type: ignore[arg-type]
     torch.testing.assert_close(reader.given.weights, torch.tensor([9.5, 8.5, 7.5]).softmax(-1))
     bare = [row | {"ctxs": [{"text": "x"}]} for row in NQ]
-    asked = qa(jsonl(tmp_path / "bare.jsonl", bare), weights="retriever")
+    asked = qa(write_lines(tmp_path / "bare.jsonl", bare), weights="retriever")
     with pytest.raises(ValueError, match="passages without a score, which weights=retriever needs"):
         list(asked.run(reader, asked.examples(lm, (1,), 1, 0)))  # type: ignore[arg-type]
 

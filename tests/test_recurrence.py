@@ -1,7 +1,6 @@
 """Segment-level recurrence: rows that continue, their memory against a naive twin, trainings stopped and repeated."""
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_train import assert_same_weights, of_a_second
+from test_train import of_a_second
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -23,9 +22,10 @@ from farspan.train.config import read_config
 from farspan.train.lm import LmSettings, train
 from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
+from farspan.train.trainer import read_log
 
 from naive import naive_llama
-from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
+from tiny import assert_same_weights, nats_by, nats_of, open_lm, same, some_ids, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 WORDS = [
@@ -188,7 +188,7 @@ def settings(tmp_path: Path) -> Callable[..., LmSettings]:
 def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(settings: Callable[..., LmSettings]) -> None:
     chosen, said = settings("a"), list[str]()
     summary = train(chosen, TrainingWatch(notice=said.append))
-    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    log = read_log(Path(chosen.out))
     assert summary["loss"] < log[0]["loss"] - 2
     assert summary["tokens"] == 12 * 4 * 16
     how = "sinks:window=25,sinks=0,stride=16"
@@ -215,7 +215,7 @@ def test_the_memory_changes_the_training_from_the_second_step_on(settings: Calla
     losses = []
     for memory in (0, 24):
         train(chosen := settings(f"{memory}", f"recurrence.memory={memory}", "trainer.steps=2", "trainer.log_every=1"))
-        log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+        log = read_log(Path(chosen.out))
         losses.append([entry["loss"] for entry in log if "loss" in entry])
     assert losses[0][0] == losses[1][0]
     assert losses[0][1] != losses[1][1]

@@ -28,8 +28,9 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.smt import SmtSettings, opened, rows_of, train
 from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
+from farspan.train.trainer import read_log
 
-from tiny import tiny_model
+from tiny import assert_same_weights, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
@@ -76,25 +77,15 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     return made
 
 
-def weights(settings: SmtSettings) -> dict[str, Tensor]:
-    return load_file(Path(settings.out) / "model.safetensors")
-
-
 def losses(settings: SmtSettings) -> list[tuple[int, float]]:
-    log = [json.loads(line) for line in (Path(settings.out) / "log.jsonl").read_text().splitlines()]
+    log = read_log(Path(settings.out))
     return [(entry["step"], entry["loss"]) for entry in log if "loss" in entry]
-
-
-def assert_same_weights(one: SmtSettings, other: SmtSettings) -> None:
-    a, b = weights(one), weights(other)
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
 def test_training_lowers_both_losses_and_moves_queries_and_keys_alone(settings: Make, tmp_path: Path) -> None:
     chosen = settings("a", "trainer.steps=24")
     train(chosen)
-    log = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
+    log = read_log(tmp_path / "a")
     log = [entry for entry in log if "loss" in entry]
     for term in ("loss_sparse", "loss_window"):
         assert log[-1][term] < log[0][term] - 0.2
@@ -110,7 +101,7 @@ def test_beta_weighs_the_window(settings: Make) -> None:
     for beta in (1.0, 0.0):
         chosen = settings(f"{beta}", f"smt.beta={beta}", "trainer.steps=2", "optimizer.lr=1e-9", "lengths.mode=fixed")
         train(chosen)
-        entry = json.loads((Path(chosen.out) / "log.jsonl").read_text().splitlines()[0])
+        entry = read_log(Path(chosen.out))[0]
         found.append(entry)
     assert found[0]["loss"] == pytest.approx(found[0]["loss_sparse"] + found[0]["loss_window"], abs=1e-3)
     assert found[1]["loss"] == pytest.approx(found[1]["loss_sparse"], abs=1e-3)
@@ -120,7 +111,7 @@ def test_beta_weighs_the_window(settings: Make) -> None:
 def test_the_window_can_be_read_in_turns_or_not_at_all(settings: Make, mixed: str) -> None:
     chosen = settings("a", f"smt.mixed={mixed}", "trainer.steps=6", "lengths.by=48")
     train(chosen)
-    entry = json.loads((Path(chosen.out) / "log.jsonl").read_text().splitlines()[0])
+    entry = read_log(Path(chosen.out))[0]
     assert ("loss_window" in entry, "loss_sparse" in entry) == (mixed == "alternate", True)
 
 
@@ -362,7 +353,7 @@ def test_a_training_watches_itself_without_noticing(settings: Make, tmp_path: Pa
     train(watched)
     assert_same_weights(watched, unwatched)
     assert losses(watched) == losses(unwatched)
-    log = [json.loads(line) for line in (tmp_path / "watched" / "log.jsonl").read_text().splitlines()]
+    log = read_log(tmp_path / "watched")
     measured = {entry["step"]: entry for entry in log if "farspan/perplexity_32" in entry}
     assert sorted(measured) == [0, 6, 12]
     names = {f"farspan/{what}_{n}" for what in ("perplexity", "accuracy") for n in (16, 32, 64, 128)}

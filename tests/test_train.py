@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerState
@@ -34,7 +33,7 @@ from farspan.train.progress import Steps, TrainingWatch
 from farspan.train.smt import SmtSettings
 from farspan.train.trainer import PretrainingSettings, read_log
 
-from tiny import tiny_config
+from tiny import assert_same_weights, tiny_config, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
@@ -367,16 +366,6 @@ def settings(tmp_path: Path) -> Callable[..., LmSettings]:
     return of_a_second(tmp_path, TEXT)
 
 
-def weights(settings: LmSettings) -> dict[str, Tensor]:
-    return load_file(Path(settings.out) / "model.safetensors")
-
-
-def assert_same_weights(one: LmSettings, other: LmSettings) -> None:
-    a, b = weights(one), weights(other)
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
-
-
 def test_a_gpu_that_only_emulates_bf16_trains_in_fp32(settings: Callable[..., LmSettings], monkeypatch: Any) -> None:
     trainer = settings("a", "trainer.bf16=auto").trainer
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -390,7 +379,7 @@ def test_a_gpu_that_only_emulates_bf16_trains_in_fp32(settings: Callable[..., Lm
 def test_training_lowers_the_loss(settings: Callable[..., LmSettings], name: str) -> None:
     chosen = settings("a", f"optimizer.name={name}")
     summary = train(chosen)
-    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    log = read_log(Path(chosen.out))
     assert log[0]["loss"] > 5
     assert summary["loss"] < log[0]["loss"] - 2
 
@@ -766,7 +755,7 @@ def test_activations_are_computed_again_where_they_are_not_kept(
 def test_a_training_shorter_than_an_interval_of_its_log_has_a_loss(settings: Any) -> None:
     chosen = settings("a", "trainer.steps=3", "trainer.log_every=50", "trainer.save_every=2")
     summary = train(chosen)
-    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    log = read_log(Path(chosen.out))
     found = {entry["step"]: entry["loss"] for entry in log if "loss" in entry}
     assert list(found) == [2, 3]
     assert summary["loss"] == found[3]

@@ -33,6 +33,7 @@ from farspan.train.distill import DistillSettings, store, teacher_of
 from farspan.train.distill import train as distil
 from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, noise
 from farspan.train.progress import TrainingWatch
+from farspan.train.trainer import read_log
 
 from cepe_models import added_parameters, tiny_encoder
 from tiny import close, tiny_model
@@ -314,7 +315,7 @@ def assert_same(one: CepeSettings, other: CepeSettings) -> None:
 
 
 def log(settings: CepeSettings) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(settings.out) / "log.jsonl").read_text().splitlines()]
+    return read_log(Path(settings.out))
 
 
 def test_the_warm_up_learns_to_copy(settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from farspan.train import cepe, distill, interrupts, lm, mlm, smt
 from farspan.train.checkpoint import CheckpointTrainer, writing
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
+from farspan.train.trainer import read_log
 
 from cepe_models import tiny_encoder
 from tiny import tiny_model
@@ -165,7 +166,7 @@ def test_a_training_that_diverges_stops_and_saves_no_model(settings: Make, tmp_p
     with pytest.raises(ValueError, match=diverged):
         train(kind, settings(kind, "optimizer.lr=1e30", "trainer.log_every=1", "trainer.steps=8"))
     assert results(tmp_path / "out") == []
-    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    log = read_log(tmp_path / "out")
     assert "NaN" not in (tmp_path / "out" / "log.jsonl").read_text()
     assert log
 

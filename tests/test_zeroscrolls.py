@@ -1,6 +1,5 @@
 """Documents and answers: made rows of every form, prompts word for word, plain generation, and real meetings."""
 
-import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, ZeroScrolls, load_
 
 import tiny
 from cepe_models import tiny_cepe
-from tiny import tiny_model
+from tiny import tiny_model, write_lines
 
 METHODS = [
     "full",
@@ -45,11 +44,6 @@ def rows_of(name: str, count: int = 10) -> list[dict[str, Any]]:
     return [{"id": str(i), "pid": f"{i}_0", "input": text, "output": f"fox {i}"} for i, text in enumerate(inputs)]
 
 
-def write(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def made(documents: list[str] | None = None, truncate: str = "none", omitted: str = "", **how: Any) -> BoundZeroScrolls:
     texts = documents or [f"the quick brown fox {i} jumps over the lazy dog. " * (i + 1) for i in range(4)]
     items = tuple(Item(f"item {i}", "Story:\n", t, "\n\nWho?\nAnswer:\n", ("fox",)) for i, t in enumerate(texts))
@@ -61,7 +55,7 @@ measured = partial(tiny.measured, lengths=(300,), repeats=4)
 
 @pytest.mark.parametrize("name", SETS)
 def test_ten_made_rows_of_each_set_are_read_and_answered(name: str, lm: LM, tmp_path: Path) -> None:
-    file = write(tmp_path / "validation.jsonl", rows_of(name))
+    file = write_lines(tmp_path / "validation.jsonl", rows_of(name))
     what = task(f"zeroscrolls:set={name},data={file},new_tokens=3").on(lm, "")
     rows = measured(tmp_path / "run", lm, what, lengths=(900,), repeats=10)
     assert [row.status for row in rows] == ["ok"] * 10
@@ -122,7 +116,7 @@ def test_ten_made_rows_of_each_set_are_read_and_answered(name: str, lm: LM, tmp_
 def test_the_document_stands_before_the_instruction(
     name: str, before: str, after: str, references: tuple[str, ...], tmp_path: Path
 ) -> None:
-    item = load_items(name, write(tmp_path / "x.jsonl", rows_of(name)))[0]
+    item = load_items(name, write_lines(tmp_path / "x.jsonl", rows_of(name)))[0]
     assert item.before + item.document == before
     assert item.after == after
     assert item.references == references
@@ -130,7 +124,7 @@ def test_the_document_stands_before_the_instruction(
 
 def test_settings_are_the_papers(lm: LM, tmp_path: Path) -> None:
     def answering(name: str) -> Answering:
-        file = write(tmp_path / f"{name}.jsonl", rows_of(name))
+        file = write_lines(tmp_path / f"{name}.jsonl", rows_of(name))
         return task(f"zeroscrolls:set={name},data={file}").on(lm, "").answering  # type: ignore[attr-defined]
 
     assert {name: answering(name).new_tokens for name in SETS} == {
@@ -144,9 +138,9 @@ def test_settings_are_the_papers(lm: LM, tmp_path: Path) -> None:
 def test_the_choice_is_the_equal_option_not_the_first_that_contains_it(tmp_path: Path) -> None:
     rows = rows_of("quality", 1)
     rows[0]["output"] = "The sea and a ship"
-    assert load_items("quality", write(tmp_path / "x.jsonl", rows))[0].references == ("C",)
+    assert load_items("quality", write_lines(tmp_path / "x.jsonl", rows))[0].references == ("C",)
     rows[0]["output"] = "The sea"
-    assert load_items("quality", write(tmp_path / "x.jsonl", rows))[0].references == ("A",)
+    assert load_items("quality", write_lines(tmp_path / "x.jsonl", rows))[0].references == ("A",)
 
 
 def test_a_gold_a_is_not_met_by_an_empty_answer() -> None:
@@ -161,7 +155,7 @@ def test_all_references_of_a_question_count(tmp_path: Path) -> None:
     rows = [
         {"id": "q", "pid": f"q_{i}", "input": "Who?\n\nText", "output": text} for i, text in enumerate(["fox", "dog"])
     ]
-    [item] = load_items("qasper", write(tmp_path / "x.jsonl", rows))
+    [item] = load_items("qasper", write_lines(tmp_path / "x.jsonl", rows))
     assert item.references == ("fox", "dog")
     what = BoundZeroScrolls("qasper", (item,), Answering(5))
     assert what.judged("the dog", item) == {"score": 1.0}
@@ -177,17 +171,17 @@ def test_summaries_are_judged_by_rouge_l_with_the_others_beside_it() -> None:
 
 def test_the_publications_own_forms_are_read(tmp_path: Path) -> None:
     story = {"document": {"text": "Once."}, "question": {"text": "Who?"}, "answers": [{"text": "a"}, {"text": "fox"}]}
-    [item] = load_items("narrativeqa", write(tmp_path / "a.jsonl", [story]))
+    [item] = load_items("narrativeqa", write_lines(tmp_path / "a.jsonl", [story]))
     assert (item.document, item.references) == ("Once.", ("a", "fox"))
     assert "Question:\nWho?" in item.after
-    [item] = load_items("govreport", write(tmp_path / "b.jsonl", [{"report": "Long.", "summary": "Short."}]))
+    [item] = load_items("govreport", write_lines(tmp_path / "b.jsonl", [{"report": "Long.", "summary": "Short."}]))
     assert (item.document, item.references) == ("Long.", ("Short.",))
     meeting = {
         "meeting_transcripts": [{"speaker": "Ada", "content": "Hello ."}, {"speaker": "Kurt", "content": "Yes ."}],
         "general_query_list": [{"query": "What?", "answer": "Greetings."}],
         "specific_query_list": [{"query": "Who?", "answer": "Ada."}, {"query": "Why?", "answer": "So."}],
     }
-    items = load_items("qmsum", write(tmp_path / "c.jsonl", [meeting]))
+    items = load_items("qmsum", write_lines(tmp_path / "c.jsonl", [meeting]))
     assert [item.references for item in items] == [("Greetings.",), ("Ada.",), ("So.",)]
     assert {item.document for item in items} == {"Ada: Hello .\nKurt: Yes ."}
     assert items[1].after.endswith("Query:\nWho?\n\nAnswer:\n")
@@ -265,7 +259,7 @@ def test_where_nothing_of_a_document_fits_it_is_not_asked(lm: LM, tmp_path: Path
 def test_an_example_without_a_reference_is_counted_and_not_asked(lm: LM, tmp_path: Path) -> None:
     data = rows_of("qasper", 4)
     data[1]["output"], data[2]["output"] = "", None
-    what = task(f"zeroscrolls:set=qasper,data={write(tmp_path / 'x.jsonl', data)},new_tokens=2").on(lm, "")
+    what = task(f"zeroscrolls:set=qasper,data={write_lines(tmp_path / 'x.jsonl', data)},new_tokens=2").on(lm, "")
     rows = measured(tmp_path / "run", lm, what, lengths=(900,))
     assert sorted(row.status for row in rows) == ["no_reference", "no_reference", "ok", "ok"]
     assert {row.reason for row in rows} == {"", "1 has no reference answer", "2 has no reference answer"}
@@ -379,7 +373,7 @@ def test_real_tokenizers_end_lines(shared_data: Path) -> None:
 )
 def test_rows_that_are_not_the_sets_are_refused(name: str, rows: list[Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=problem):
-        load_items(name, write(tmp_path / "x.jsonl", rows))
+        load_items(name, write_lines(tmp_path / "x.jsonl", rows))
 
 
 def test_too_few_examples_are_refused(lm: LM) -> None:

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
@@ -206,6 +208,25 @@ def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>")
+
+
+def write_lines(path: Path, records: Iterable[object]) -> str:
+    """Write a file of JSON lines, and its folder; return its name."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def weights(settings: Any) -> dict[str, Tensor]:
+    """Return the weights that a training of these settings has saved."""
+    return load_file(Path(settings.out) / "model.safetensors")
+
+
+def assert_same_weights(one: Any, other: Any) -> None:
+    """Check that two trainings have saved the same weights."""
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
 def configure(folder: Path, **changes: object) -> None:

@@ -74,6 +74,14 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any
     return option(panel, help, min=least, max=most, metavar="N")
 
 
+def of_method(help: str) -> Any:
+    return option(MODEL, help, metavar="METHOD", callback=checked(_known_methods))
+
+
+def of_text(help: str) -> Any:
+    return option(TEXTS, help, metavar="TEXT", callback=checked(_known_text))
+
+
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, SERVED, RUN = "Model", "Served model", "Run"
 ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
@@ -85,44 +93,16 @@ LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL
 Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=checked(_known_place))]
 Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=checked(_known_place))]
 Methods = Annotated[
-    list[str] | None,
-    option(
-        MODEL,
-        "Method of reading, such as sinks:window=508; default full. Repeatable.",
-        metavar="METHOD",
-        callback=checked(_known_methods),
-    ),
+    list[str] | None, of_method("Method of reading, such as sinks:window=508; default full. Repeatable.")
 ]
-OneMethod = Annotated[
-    str,
-    option(MODEL, "Method of reading, such as sinks:window=508.", metavar="METHOD", callback=checked(_known_methods)),
-]
-Text = Annotated[
-    str,
-    option(
-        TEXTS,
-        "FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.",
-        metavar="TEXT",
-        callback=checked(_known_text),
-    ),
-]
+OneMethod = Annotated[str, of_method("Method of reading, such as sinks:window=508.")]
+Text = Annotated[str, of_text("FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
 TargetTexts = Annotated[
     list[str] | None,
-    option(
-        TEXTS,
-        "Text to copy; default: that of --text. shuffled: its tokens in random order. Repeatable.",
-        metavar="TEXT",
-        callback=checked(_known_text),
-    ),
+    of_text("Text to copy; default: that of --text. shuffled: its tokens in random order. Repeatable."),
 ]
 PrefixTexts = Annotated[
-    list[str] | None,
-    option(
-        TEXTS,
-        "Irrelevant text of the control; default: chosen by the protocol. Repeatable.",
-        metavar="TEXT",
-        callback=checked(_known_text),
-    ),
+    list[str] | None, of_text("Irrelevant text of the control; default: chosen by the protocol. Repeatable.")
 ]
 Warmup = Annotated[
     int | None,

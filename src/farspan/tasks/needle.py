@@ -169,7 +169,8 @@ class Needle(Task):
 
     @property
     def num_new(self) -> int:
-        return NEW_TOKENS if self.new_tokens is None else self.new_tokens
+        """The most tokens that are generated; 0 with ask=forced."""
+        return 0 if self.ask == "forced" else self.new_tokens or NEW_TOKENS
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512, or
@@ -193,7 +194,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
     def settings(self) -> dict[str, Any]:
         used = {name: value for name in USED if (value := self.used(name)) is not None}
         used |= {"digits": self.num_digits, "depths": list(self.depths), "together": self.together}
-        used |= {"new_tokens": self.num_new} if self.ask == "generated" else {}
+        used |= {"new_tokens": self.num_new} if self.num_new else {}
         return {"kind": self.kind, "ask": self.ask, **used, **self.text.named}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[NeedlePrompt]]:
@@ -233,7 +234,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         prompt = NeedlePrompt(head, description, hay, tuple(queries), tuple(others), tuple(other_answers))
         self._check(lengths[0], prompt)
         what = f"{self.task} {self.version} {self.kind} {self.ask} {self.depths} {self.together} {seed} {repeat}"
-        what += f" {self.num_new}" if self.ask == "generated" else ""
+        what += f" {self.num_new}" if self.num_new else ""
         return Example(digest(what, *prompt.named), repeat, lengths, prompt, self.depths)
 
     @property
@@ -310,7 +311,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
                 f"quarters; give lengths from {-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer needles"
             )
         longest = max(len(query.answer) for query in prompt.queries)
-        if self.ask == "generated" and longest > self.num_new:
+        if 0 < self.num_new < longest:
             raise ValueError(f"new_tokens = {self.num_new}; the right answers have up to {longest:,} tokens: give more")
 
     def _facts(self, prompt: NeedlePrompt, which: int) -> list[Fact]:
@@ -320,10 +321,12 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
     def _hay(self, prompt: NeedlePrompt, length: int, which: int) -> int:
         """Return the number of hay tokens in the text for depth `which`, in a prompt of `length` tokens."""
-        new = self.num_new if self.ask == "generated" else 0
-        asked = max(len(query.ids) + (new or len(query.answer)) for query in prompt.queries)
         facts = sum(len(fact.ids) for fact in self._facts(prompt, which))
-        return length - len(prompt.head) - len(prompt.description) - facts - asked
+        return self._text(prompt, length) - len(prompt.head) - len(prompt.description) - facts
+
+    def _text(self, prompt: NeedlePrompt, length: int) -> int:
+        """Return the number of tokens before the question, in a prompt of `length` tokens."""
+        return length - max(len(query.ids) + (self.num_new or len(query.answer)) for query in prompt.queries)
 
     def context(self, lm: LM, example: Example[NeedlePrompt], length: int, which: int) -> tuple[np.ndarray, int]:
         """Return the tokens between head and question for depth `which`, and the index of its first needle in them."""
@@ -334,12 +337,9 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return np.concatenate([prompt.description, text]), len(prompt.description) + begins[first]
 
     def work(self, lm: LM, example: Example[NeedlePrompt]) -> Iterator[Work]:
-        prompt = example.payload
-        fixed = len(prompt.head) + len(prompt.description)
         for length in example.lengths:
-            for which, query in enumerate(prompt.queries):
-                text = fixed + sum(len(fact.ids) for fact in self._facts(prompt, which))
-                text += self._hay(prompt, length, which)
+            text = self._text(example.payload, length)
+            for which, query in enumerate(example.payload.queries):
                 if which == 0 or not self.together:
                     yield Work(1, 0, text, 0)
                 if self.ask == "forced":
@@ -363,9 +363,9 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
             if which == 0 or not self.together:
                 memory = reader.read(row(tokens), head=row(prompt.head))
             values, failed = judged(lm, memory, example, which)
+            context = len(prompt.head) + len(tokens) + len(query.ids)
             values |= {"question": query.question, "answers": list(query.answers)}
-            values |= {"context": len(prompt.head) + len(tokens) + len(query.ids)}
-            values |= {"distance": len(tokens) - begin, **places(memory)}
+            values |= {"context": context, "distance": len(tokens) - begin, **places(memory)}
             yield Result.of(example, length, memory, values, failed, depth)
 
     def _forced(self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int) -> tuple[dict[str, Any], str]:
@@ -412,10 +412,8 @@ def _query(
         end: tokens of the chat template between question and answer; None: no template.
     """
     listed = [part for answer in answers for part in (",", f" {answer}")][1:]
-    if end is None:
-        ids, *parts = pieces(lm.tokenizer, f"\n\n{question} {beginning}", *listed)
-    else:
-        ids, *parts = pieces(lm.tokenizer, beginning, *listed)
+    ids, *parts = pieces(lm.tokenizer, f"\n\n{question} {beginning}" if end is None else beginning, *listed)
+    if end is not None:
         ids = np.concatenate([encoded(lm.tokenizer, f"\n\n{question}"), end, ids])
     whole, ends = joined(parts)
     for text, part in zip(answers, parts[::2], strict=True):
