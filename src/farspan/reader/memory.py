@@ -27,7 +27,7 @@ FEWEST_BRANCHES = 3  # two are as fast one after the other, and need no check
 
 @runtime_checkable
 class Memory(Protocol):
-    """The tokens that a reader has read and keeps. Members with a body are defaults for classes that inherit."""
+    """The tokens that a reader has read and keeps."""
 
     @property
     def num_seen(self) -> int: ...  # tokens read
@@ -66,16 +66,33 @@ class Memory(Protocol):
     ) -> list[Tensor]: ...
 
 
-class BaseMemory(Memory, ABC):
+class BaseMemory(ABC):
     """The base of all memories: checks of inputs, scoring and generation."""
-
-    num_seen: int = 0  # tokens read; can be set, unlike the protocol's
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
+        self.num_seen = 0
         self.batch = 0
         self.scope: hf.Scope | None = None
         self.broken = False  # a read failed halfway: some layers hold tokens that others lack
+
+    @property
+    @abstractmethod
+    def num_kept(self) -> int: ...
+
+    @property
+    def num_encoded(self) -> int:
+        return 0
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int: ...
+
+    @abstractmethod
+    def read(self, ids: Ids) -> None: ...
+
+    def skip(self, num_tokens: int) -> bool:
+        return False
 
     @property
     def longest(self) -> int:
