@@ -243,10 +243,10 @@ def of_depths(task: str, method: str, shift: float) -> list[Row]:
     """Rows of four texts at eight depths; texts differ more than the depths of one."""
     noise = np.random.default_rng(0).normal(scale=0.05, size=(2, 4, 8))
     scores = 0.5 + 0.1 * np.arange(4)[:, None] + noise[0] + (shift * np.array([[0.2], [1.0], [1.4], [1.4]]) + noise[1])
+    found = {(i, k): {"copy": float(scores[i, k]), "control": 0.0, "control_repeat": i} for i, k in np.ndindex(4, 8)}
     return [
-        Row("m", method, task, 1, SLICES, 8, i, 0, str(i), depth=k / 8, scores={"copy": float(scores[i, k])})
-        for i in range(4)
-        for k in range(8)
+        Row("m", method, task, 1, SLICES, 8, i, 0, str(i), depth=k / 8, scores=numbers)
+        for (i, k), numbers in found.items()
     ]
 
 
@@ -349,7 +349,7 @@ def test_a_method_that_fails_after_some_repeats_is_called_refused(
     monkeypatch.setattr(BoundCurve, "run", fails)
     task = "curve:depths=0.0+0.25+0.5+0.75,protocol=probe,warmup=2,scored=4"
     (cell,) = compared([lm], text, tmp_path, ["full"], tasks=(task,), lengths=(32,), repeats=4, batch=1, cost=False)
-    assert (cell.n, cell.statuses) == (2, {"refused": 1})
+    assert (cell.n, cell.statuses) == (1, {"refused": 1})  # of two repeats, one text has both halves
 
 
 def test_two_questions_of_one_task_that_are_refused_are_two_rows(lm: LM, text: str, tmp_path: Path) -> None:

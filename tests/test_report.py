@@ -19,7 +19,7 @@ from matplotlib.figure import Figure as Canvas
 from scipy.stats import ttest_1samp
 
 from farspan.record import Row
-from farspan.report.cells import Cell, interval_of
+from farspan.report.cells import Cell, cells, interval_of
 from farspan.report.cells import failures as reasons
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import CurveReport, draw_curves, print_curves
@@ -239,6 +239,25 @@ def test_the_interval_of_a_difference_of_shares_is_cut_to_what_is_possible() -> 
     assert interval_of(np.array([-0.02, 0.99]), gained) == (-1.0, 1.0)
     assert interval_of(np.array([0.02, 0.99]), gained) == (-1.0, 1.0)
     assert interval_of(np.array([0.02, 0.99]), gained | {"score": "copy"}) == (0.0, 1.0)
+
+
+def test_a_failed_row_leaves_neither_half_of_its_targets_in_the_quality() -> None:
+    """Each text is copied as well as it is guessed, so nothing is copied beyond guessing, whichever row fails."""
+    shares = (0.1, 0.3, 0.5, 0.9)
+    whole = []
+    for repeat, share in enumerate(shares):
+        other = (repeat - 1) % 4  # the control is scored on the target of the repeat before it
+        scores = {"copy": share, "control": shares[other], "control_repeat": other, "scored": 50, "context": 202}
+        whole.append(replace(row(100, repeat, 0.0), scores=scores))
+    for lost in range(4):
+        measured = [row(100, repeat, None) if repeat == lost else one for repeat, one in enumerate(whole)]
+        (cell,) = cells(measured, {"settings": {}, "models": {}})
+        assert (cell.value, cell.n, cell.statuses) == (pytest.approx(0.0), 2, {"oom": 1})
+        assert cell.details["copy"] == pytest.approx(cell.details["control"])
+    (cell,) = cells(whole, {"settings": {}, "models": {}})
+    assert (cell.value, cell.low, cell.high) == (0.0, None, None)  # no text differs from another
+    (cell,) = cells(whole[:1], {"settings": {}, "models": {}})  # of a run that has just begun
+    assert cell.n == 1
 
 
 def test_the_interval_of_a_score_that_can_be_negative_contains_its_mean() -> None:
