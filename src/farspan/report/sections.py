@@ -81,7 +81,6 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "quality": f"{quality['name']}{direction(quality)}",
         "unit": group.entry["unit"],
         "methods": sorted({cell.method for cell in cells}),
-        "shortened": sorted({cell.method for cell in cells if cell.method not in cell.name}),
         "lengths": [f"{length:,}" for length in lengths],
         "compared": compared,
         "costs": [{"title": title, "head": head, "lines": lines} for title, head, lines in cost_tables(cells)],
