@@ -432,7 +432,11 @@ def test_a_line_without_costs_shows_why_they_failed() -> None:
         Cell("served", "full", *about, value=0.5),
     ]
     ((_, _, lines),) = cost_tables(found)
-    assert [line[2] for line in lines] == ["8", "failed: refused", "failed: oom", "-"]
+    assert [line[2] for line in lines] == [
+        "8",
+        "failed: refused",
+        "failed: oom",
+    ]  # and no line for a server, which has none
     assert reasons(found) == ["own: m refused at 8: refused: no RoPE", "cost: m costly at 8: oom: 8 GiB"]
 
 

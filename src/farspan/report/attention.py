@@ -216,7 +216,8 @@ class AttentionReport(TaskReport):
 
 def _short(values: np.ndarray) -> str:
     """Return the mean share of some repeats, and its 95 % interval in a line below it."""
-    return f"{values.mean():.3f}\n{bounds(*map(float, bands(values)))}".rstrip()
+    low, high = map(float, bands(values))
+    return f"{values.mean():.3f}\n{bounds(low, high)}".rstrip()
 
 
 # figures
