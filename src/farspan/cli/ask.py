@@ -65,7 +65,11 @@ def ask(
                 print(json.dumps({"tokens": tokens, "kept": how.kept(tokens), "key_bytes": keys}))
             return
         if lm.trained_length and tokens > lm.trained_length and method == "full":
-            line = f"the text has {tokens:,} tokens, the model was trained with {lm.trained_length:,}: give a --method"
+            line = (
+                f"the text has {tokens:,} tokens, the model was trained with {lm.trained_length:,}, and answers beyond "
+            )
+            line += f"that are unreliable: give --method rope:type=yarn,factor={-(-tokens // lm.trained_length)}, or "
+            line += "sinks:window=N, which reads on but sees the last N tokens; `farspan methods` lists others"
             err.print(line, style="yellow", highlight=False)
         with how.on(lm) as reader:
             reader.chunk = chunk or reader.chunk

@@ -174,7 +174,7 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
     source = Source.of(path.resolve().name, path, header, rows)
     if model is None:
         return source
-    check_known(f"model of {run}", model, list(dict.fromkeys(row.model for row in source.rows)))
+    check_known(f"{run}: model", model, list(dict.fromkeys(row.model for row in source.rows)))
     return of_model(source, model)
 
 
