@@ -803,3 +803,10 @@ def test_a_file_that_is_no_result_of_the_authors_is_refused(content: str) -> Non
 
 def test_a_file_that_is_not_there_is_refused() -> None:
     assert "missing.json does not exist" in refused(farspan("import", "missing.json", "--out", "run"))
+
+
+def test_the_list_of_trainings_breaks_lines_only_where_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = CliRunner().invoke(app, ["train", "--help"]).stdout
+    assert not any(line.rstrip(" │").endswith(("Repeating the command", "in one window")) for line in shown.splitlines()
+                   if len(line.rstrip(" │")) < 80)  # fmt: skip
