@@ -294,7 +294,7 @@ def test_the_table_has_intervals_and_says_when_examples_are_few() -> None:
         assert f"n = {count} examples, 95 % intervals" in shown
         first = found[0]
         assert first.low is not None
-        assert f"[{first.low:.3f}, " in shown
+        assert f"[{first.low:.2f}, " in shown
         assert ("intervals of fewer than 8 examples are wide" in " ".join(shown.split())) == few
         assert max(map(len, shown.splitlines())) <= 100
 

@@ -6,7 +6,16 @@ from typing import Any
 
 from farspan.files import write
 from farspan.report.cells import Cell, by_member, by_task, failures
-from farspan.report.export import bounds, markdown_table, number, plain, quality_table, with_interval, write_csv
+from farspan.report.export import (
+    bounds,
+    markdown_table,
+    number,
+    plain,
+    quality_table,
+    three_digits,
+    with_interval,
+    write_csv,
+)
 from farspan.report.figure import sample_size
 from farspan.report.runs import short_names
 from farspan.stats import LEAST_PAIRS, LEVEL
@@ -36,7 +45,10 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
     return head, [
         [
             *_names(mine, found),
-            *(f"{marked(cell)}\n{bounds(cell.low, cell.high)}".rstrip() for cell in mine),
+            *(
+                f"{marked(cell)}\n{bounds(cell.low, cell.high, three_digits if cell.exp else number)}".rstrip()
+                for cell in mine
+            ),
             wins(mine, found),
         ]
         for mine in by_member(found)
