@@ -137,6 +137,15 @@ def test_the_command_answers_and_says_what_was_read(saved: Path) -> None:
     assert re.search(r"^read in \d+\.\d s$", result.stderr, re.M)
 
 
+def test_a_text_beyond_the_trained_length_has_a_warning_with_methods_that_reach_it(saved: Path) -> None:
+    arguments = ["ask", str(saved / "model"), "who?", "--context", str(saved / "a.txt"), "--max-new-tokens", "2"]
+    result = CliRunner().invoke(app, [*arguments, "--trained-length", "30"])
+    assert result.exit_code == 0, result.stderr
+    tokens = int(re.findall(r"the text has (\d+) tokens", result.stderr)[0])
+    factor = re.findall(r"--method rope:type=yarn,factor=(\d+)", " ".join(result.stderr.split()))[0]
+    assert 30 * (int(factor) - 1) < tokens <= 30 * int(factor)
+
+
 @pytest.mark.parametrize(
     "how", ["full", "sinks:window=30,sinks=2", "replug:piece=32", "ape:piece=32", "snapkv:capacity=40"]
 )

@@ -333,6 +333,19 @@ def test_weights_that_are_no_numbers_are_rows_that_name_the_layer(
     assert one.failures[100] == "nan"
 
 
+def test_intervals_of_shares_are_within_0_and_1() -> None:
+    """Means of 2 repeats that differ by 0.1 have intervals of ±0.64."""
+    sinks, bins = np.array([0.0, 0.1]), np.array([1.0, 0.9])
+    one = {"bins": bins[:, None, None, None], "pareto": bins[:, None, None]}
+    at = report.At(64, [64], [64], sinks[:, None, None], {"all": one, "rest": one}, None)
+    found = at.as_data()
+    assert (found["pareto"], found["pareto_low"], found["pareto_high"]) == (0.95, pytest.approx(0.314690), 1.0)
+    assert (found["sinks"], found["sinks_low"], found["sinks_high"]) == (0.05, 0.0, pytest.approx(0.685310))
+    shown = [report._short(values) for values in at.headline().values()]
+    assert (shown[0], shown[2]) == ("0.950\n[0.315, 1.000]", "0.050\n[0.000, 0.685]")
+    assert report._short(bins[:1]) == "1.000"  # one repeat has no interval
+
+
 def test_the_last_position_is_used_and_what_is_beyond_is_a_row(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_damaged_model_is_worse_and_has_its_own_exit_code(baseline: Path, dama
     assert found["verdict"] == "worse"
     assert all(one["verdict"] == "worse" for one in found["changes"] if one["kind"] == "perplexity")
     assert "verdict: worse" in done.stderr
+    assert "measurements of the model: " in done.stderr
 
 
 def test_a_folder_of_several_checks_compares_the_model_that_was_named(

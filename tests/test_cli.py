@@ -800,3 +800,12 @@ def test_a_file_that_is_no_result_of_the_authors_is_refused(content: str) -> Non
     assert "wrong.json is not a result file of the forgetting curve's authors, a JSON list of objects" in said
     assert len(said) < 400
     assert not Path("run").exists()
+
+
+def test_the_list_of_trainings_breaks_lines_only_where_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = CliRunner().invoke(app, ["train", "--help"]).stdout.splitlines()
+    ends = [
+        line.rstrip(" │") for line in lines if line.rstrip(" │").endswith(("Repeating the command", "in one window"))
+    ]
+    assert all(len(end) >= 80 for end in ends)

@@ -4,6 +4,7 @@ import csv
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import cells as report
 from farspan.report.page import write_report
+from farspan.report.sections import contents
 from farspan.report.tables import print_comparison, write_comparison
 from farspan.report.terminal import Results
 from farspan.tasks import Quality, task
@@ -207,6 +209,18 @@ def test_a_cost_that_failed_counts_once_as_a_failure(tmp_path: Path) -> None:
         assert found.num_failed == found.as_data()["failed_cells"] == failed
 
 
+def test_the_costs_of_several_tasks_are_shown_once_on_a_page(tmp_path: Path) -> None:
+    tasks = {f"perplexity:target_tokens={n}": ENTRY for n in (4, 8)}
+    known = {spec: SETTINGS | {"target_tokens": n} for spec, n in zip(tasks, (4, 8), strict=True)}
+    header = {"models": {"m": {"tasks": known}}, "settings": {"methods": ["full"], "tasks": tasks}, "sessions": []}
+    scores = {"nats": 1.0, "accuracy": 0.5}
+    rows = [replace(row("full", spec, 1.0), settings=one, scores=scores) for spec, one in known.items()]
+    rows.append(Row("m", "full", "cost", 1, {}, 8, 0, 0, "c", scores={"prefill_rate": 10.0, "decode_rate": 2.0}))
+    found = Results(rows, header, tmp_path)
+    shown = contents([found.source], found.groups, found.parts)["groups"]
+    assert [len(one["costs"]) for one in shown] == [1, 0]
+
+
 def test_rows_without_key_tokens_or_time_have_not_failed(tmp_path: Path) -> None:
     how = {"no_keys": "full", "budget": "better", "oom": "worse"}
     rows = [row(name, "a", 1.0, status=status, reason=f"of {status}") for status, name in how.items()]
@@ -243,10 +257,10 @@ def of_depths(task: str, method: str, shift: float) -> list[Row]:
     """Rows of four texts at eight depths; texts differ more than the depths of one."""
     noise = np.random.default_rng(0).normal(scale=0.05, size=(2, 4, 8))
     scores = 0.5 + 0.1 * np.arange(4)[:, None] + noise[0] + (shift * np.array([[0.2], [1.0], [1.4], [1.4]]) + noise[1])
+    found = {(i, k): {"copy": float(scores[i, k]), "control": 0.0, "control_repeat": i} for i, k in np.ndindex(4, 8)}
     return [
-        Row("m", method, task, 1, SLICES, 8, i, 0, str(i), depth=k / 8, scores={"copy": float(scores[i, k])})
-        for i in range(4)
-        for k in range(8)
+        Row("m", method, task, 1, SLICES, 8, i, 0, str(i), depth=k / 8, scores=numbers)
+        for (i, k), numbers in found.items()
     ]
 
 
@@ -268,6 +282,21 @@ def test_the_depths_of_a_copied_text_are_one_example(task: str, n: int) -> None:
         pytest.approx(low),
         pytest.approx(high),
     )
+
+
+def test_the_table_has_intervals_and_says_when_examples_are_few() -> None:
+    for count, few in ((4, True), (8, False)):
+        rows = [row(how, str(i), 2 + 0.1 * i) for how in ("full", "better") for i in range(count)]
+        found = report.cells(rows, HEADER)
+        file = StringIO()
+        print_comparison(found, Terminal(file=file, width=100))
+        shown = file.getvalue()
+        assert f"n = {count} examples, 95 % intervals" in shown
+        first = found[0]
+        assert first.low is not None
+        assert f"[{first.low:.2f}, " in shown
+        assert ("intervals of fewer than 8 examples are wide" in " ".join(shown.split())) == few
+        assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_other_examples_are_not_compared() -> None:
@@ -349,7 +378,7 @@ def test_a_method_that_fails_after_some_repeats_is_called_refused(
     monkeypatch.setattr(BoundCurve, "run", fails)
     task = "curve:depths=0.0+0.25+0.5+0.75,protocol=probe,warmup=2,scored=4"
     (cell,) = compared([lm], text, tmp_path, ["full"], tasks=(task,), lengths=(32,), repeats=4, batch=1, cost=False)
-    assert (cell.n, cell.statuses) == (2, {"refused": 1})
+    assert (cell.n, cell.statuses) == (1, {"refused": 1})  # of two repeats, one text has both halves
 
 
 def test_two_questions_of_one_task_that_are_refused_are_two_rows(lm: LM, text: str, tmp_path: Path) -> None:
@@ -557,7 +586,7 @@ def test_the_picture_shows_quality_by_length_with_and_without_cost(
         assert "<!-- length (tokens) -->" in picture
         assert "<!-- nats per token -->" in picture
         assert ("<!-- seconds to the first token -->" in picture) is cost
-        assert picture.count("<!-- tiny-llama sinks -->") == 1  # one legend
+        assert picture.count("<!-- tiny-llama sinks:window=12,sinks=2 -->") == 1  # one legend
 
 
 def test_a_cell_of_the_table_is_no_formula_and_no_control_character(tmp_path: Path) -> None:

@@ -354,6 +354,9 @@ def test_other_folders_and_formats_are_refused(run: Path, tmp_path: Path) -> Non
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("")
     assert "holds no run" in refused(farspan("export", tmp_path / "notes", "--to", "csv"))
+    assert f"{run}: model 'x' is unknown; known are" in refused(
+        farspan("export", run, "--to", "model-card", "--model", "x")
+    )
     assert "format 'xlsx' is unknown; known are parquet, csv, every" in refused(farspan("export", run, "--to", "xlsx"))
     assert "--dataset belongs to" in refused(farspan("export", run, "--to", "csv", "--dataset", "a/b"))
     (tmp_path / "file").write_text("")

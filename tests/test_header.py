@@ -19,7 +19,8 @@ PARETO = {"score": "all.pareto", "name": "share", "higher_is_better": None, "exp
 
 def rows(task: str, settings: dict[str, Any], scores: dict[str, Any], method: str = "full", **more: Any) -> list[Row]:
     examples = [f"{task} {settings} {i}" for i in range(3)]
-    return [Row("m", method, task, 1, settings, 8, i, 0, e, scores=scores, **more) for i, e in enumerate(examples)]
+    numbers = [scores | ({"control_repeat": i} if task == "curve" else {}) for i in range(3)]
+    return [Row("m", method, task, 1, settings, 8, i, 0, examples[i], scores=numbers[i], **more) for i in range(3)]
 
 
 def now(**tasks: tuple[str, dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def test_a_header_of_now_stays_as_it_is() -> None:
 def test_cells_of_a_header_of_now_are_told_apart_by_task_and_settings() -> None:
     probe = CURVE | {"protocol": "probe", "warmup": 4, "scored": 4}
     header = now(curve=("curve", COPY, CURVE), recall=("curve", COPY, probe), own=("own", RIGHT, OWN))
-    half = {"control_repeat": 0, "scored": 4, "context": 18}
+    half = {"scored": 4, "context": 18}
     measured = rows("curve", CURVE, {"copy": 0.5, "control": 0.1} | half)
     measured += rows("curve", probe, {"copy": 0.25, "control": 0.2} | half)
     measured += rows("own", OWN, {"right": 1.0, "control": 0.3})

@@ -873,8 +873,7 @@ def test_perplexity_has_a_table_by_length(tmp_path: Path) -> None:
     low, high = np.exp(stats.interval(np.array([1.5, 1.6])))
     assert full[:2] == ["● small full", "512"]
     assert full[3] == f"4.71 [{low:.2f}, {high:.2f}] 1.550 nats accuracy 0.500"
-    assert (sinks[0], sinks[4]) == ("■ small sinks", "oom")
-    assert "In full: sinks:window=9,sinks=4." in "".join(shown.texts)
+    assert (sinks[0], sinks[4]) == ("■ small sinks:window=9,sinks=4", "oom")
 
 
 def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) -> None:

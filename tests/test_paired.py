@@ -11,7 +11,7 @@ from scipy.special import stdtr, stdtrit
 
 from farspan import stats
 from farspan.report.contrasts import difference_line, robustness_lines
-from farspan.stats import run_differences
+from farspan.stats import Difference, run_differences
 from farspan.stats.text_robustness import AtLength, robustness
 
 LENGTHS = np.linspace(500, 16_000, 32, dtype=int)
@@ -663,6 +663,13 @@ def test_a_difference_of_0_is_printed_without_a_sign(half_lives: tuple[float, fl
     for value in (0.0, -0.0, 0.3, -0.4):
         assert " >8,000: 0 [-∞, ∞] tokens" in difference_line(replace(found, value=value))
     assert replace(found, value=1.0, low=-0.4, high=2.0).interval == "[0, +2]"
+
+
+def test_a_difference_without_a_p_has_the_reason() -> None:
+    one = Difference("fine", ("a", "b"), (0.0, 0.0), 0.0, None, None, None, 4, (), 1.0, 3.0, below=(500.0, 500.0))
+    assert "p unknown (outside the lengths measured)" in difference_line(one)
+    assert "p unknown (outside the lengths measured)" in difference_line(replace(one, censored=("a",), below=(0, 0)))
+    assert "p unknown (fewer than 3 texts)" in difference_line(replace(one, pairs=2, freedom=1.0))
 
 
 def test_texts_with_equal_scores_are_reported_without_an_interval() -> None:

@@ -116,7 +116,7 @@ def _narrow(head: str, width: int) -> str:
 
 
 def _width(cells: Iterable[str]) -> int:
-    return max(1, *map(len, cells))
+    return max(1, *(len(line) for cell in cells for line in cell.split("\n")))
 
 
 def _table(columns: Sequence[Sequence[str]], num_names: int) -> Table:

@@ -65,8 +65,7 @@ def ask(
                 print(json.dumps({"tokens": tokens, "kept": how.kept(tokens), "key_bytes": keys}))
             return
         if lm.trained_length and tokens > lm.trained_length and method == "full":
-            line = f"the text has {tokens:,} tokens, the model was trained with {lm.trained_length:,}: give a --method"
-            err.print(line, style="yellow", highlight=False)
+            err.print(_beyond(tokens, lm.trained_length), style="yellow", highlight=False)
         with how.on(lm) as reader:
             reader.chunk = chunk or reader.chunk
             conversation, answers = _read(reader, texts, tokens), []
@@ -101,6 +100,15 @@ def _next_question() -> str:
         return err.input("? ") if err.is_terminal else input()
     except EOFError:
         return ""
+
+
+def _beyond(tokens: int, trained: int) -> str:
+    """Return a warning of a text beyond the trained length, with methods that reach it."""
+    return (
+        f"the text has {tokens:,} tokens, the model was trained with {trained:,}, and answers beyond that are "
+        f"unreliable: give --method rope:type=yarn,factor={-(-tokens // trained)}, or sinks:window=N, which reads on "
+        "but sees the last N tokens; `farspan methods` lists others"
+    )
 
 
 def _read(reader: "Reader", texts: list[str], tokens: int) -> "Conversation":

@@ -81,7 +81,7 @@ def check(
         if line:
             err.print_line(line, style="red")
         console.print_line(f"verdict: {found.verdict}", style="bold red" if found.verdict == "worse" else "bold")
-        console.print_line(f"rows: {measured.folder}")
+        console.print_line(f"measurements of the model: {measured.folder}")
         if as_json:
             about = {"baseline": str(baseline), "run": str(measured.folder), "model": model, "tolerances": tolerances}
             print(json.dumps(about | found.as_data() | {"failed_rows": num_failed}))

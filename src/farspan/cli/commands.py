@@ -103,7 +103,8 @@ SEARCHES: Commands = {
 
 def _add(to: typer.Typer, group: str, commands: Commands, kind: type[TyperCommand] = TyperCommand) -> None:
     for name, (command, example) in commands.items():
-        to.command(name, cls=kind, epilog=f"Example: {group} {name} {example}")(spread(command))
+        first = " ".join((command.__doc__ or "").partition("\n\n")[0].split())  # lists would keep its line breaks
+        to.command(name, cls=kind, short_help=first, epilog=f"Example: {group} {name} {example}")(spread(command))
 
 
 _add(app, "farspan", COMMANDS)

@@ -253,7 +253,7 @@ class TextOptions:
     text: Text = "builtin"
     lengths: Annotated[
         str,
-        option(LENGTHS, "512,1024,2048, or a range 512:16384, or auto: see above.", metavar="LENGTHS"),
+        option(LENGTHS, "512,1024,2048, or a range 512:16384, or auto: chosen for model and task.", metavar="LENGTHS"),
     ] = "auto"
     points: Annotated[int | None, count(LENGTHS, "Number of lengths in a range; default 16.", 1, 10_000)] = None
     spacing: Annotated[

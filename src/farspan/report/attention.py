@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from farspan.record import Row
-from farspan.report.export import number, numbers
+from farspan.report.export import bounds, number, numbers
 from farspan.report.figure import Figure, Heat, Line, sample_size
 from farspan.report.interactive import place
 from farspan.report.picture import draw_grid
 from farspan.report.runs import Group, Member, groups_of_rows, renamed, short_names
 from farspan.report.task_report import TaskReport
-from farspan.stats import interval, measured_mean, short_text
+from farspan.stats import bands, measured_mean, short_text
 from farspan.terminal import Terminal
 
 PICKS = ("distance", "bins", "rank", "pareto")
@@ -72,7 +72,7 @@ class At:
         repeats by layer and head, ready for JSON."""
         found = {"length": self.length, "repeats": len(self.sinks), "ends": self.ends, "visible": self.visible}
         for name, values in self.headline().items():
-            found |= numbers(name, values)
+            found |= numbers(name, values, share=True)
         by_head: dict[str, Any] = {"sinks": self.sinks.mean(0).round(6).tolist()}
         for part, of in self.shares.items():
             by_head[part] = {pick: values.mean(0).round(6).tolist() for pick, values in of.items()}
@@ -215,10 +215,9 @@ class AttentionReport(TaskReport):
 
 
 def _short(values: np.ndarray) -> str:
-    """Return the mean of some repeats and half its 95 % interval, in as few characters as possible."""
-    low, high = interval(values)
-    half = "" if np.isnan(low) else f"±{(high - low) / 2:.3f}".replace("±0", "±")
-    return f"{values.mean():.3f}{half}"
+    """Return the mean share of some repeats, and its 95 % interval in a line below it."""
+    low, high = map(float, bands(values))
+    return f"{values.mean():.3f}\n{bounds(low, high)}".rstrip()
 
 
 # figures

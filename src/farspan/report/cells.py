@@ -141,7 +141,8 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
     failed = [row for row in bad if row.status not in ("refused", *ABSENT) or not good]
     failed.sort(key=lambda row: row.status in NOT_FAILED)  # failures first
     context, seconds = _mean(_number(row, "context") for row in good), sum(row.seconds for row in good)
-    complete = [row for row in rows if row.status in ("ok", *ABSENT)]
+    judged = paired_halves(rows)
+    complete = judged + [row for row in rows if row.status in ABSENT]
     details = {name: _mean(_number(row, name) for row in complete) for name in entry.get("details", ())}
     found: dict[str, Any] = {
         "failed": failed[0].status if failed else "",
@@ -155,7 +156,7 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
         "statuses": dict(sorted(Counter(row.status for row in bad).items())),
     }
     if good:
-        values = independent((((row.example, row.repeat), score_of(row, quality["score"])) for row in good), entry)
+        values = independent((((row.example, row.repeat), score_of(row, quality["score"])) for row in judged), entry)
         found["n"] = len(values)
         ends = interval_of(values, quality)
         for name, end in zip(("value", "low", "high"), (values.mean(), *ends), strict=True):
@@ -238,9 +239,19 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     return (max(low, least), min(high, 1.0)) if is_share else (low, high)
 
 
+def paired_halves(rows: Iterable[Row]) -> list[Row]:
+    """Return the good rows of one length. Those of a forgetting curve have the control of their own target, which was
+    scored in the row of another repeat; targets that lack a half are left out, as in `farspan.stats.curve`, unless all
+    do."""
+    good = [row for row in rows if row.status == "ok"]
+    controls = {(row.scores["control_repeat"], row.depth): row.scores["control"] for row in good if row.task == SLICED}
+    both = [row for row in good if (row.repeat, row.depth) in controls]
+    return [replace(row, scores=row.scores | {"control": controls[row.repeat, row.depth]}) for row in both] or good
+
+
 def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float]:
-    """Return a score of the good rows by example and depth, the key by which differences are paired."""
-    return {(row.example, row.depth): score_of(row, score) for row in rows if row.status == "ok"}
+    """Return a score of the good rows of one length by example and depth, the key by which differences are paired."""
+    return {(row.example, row.depth): score_of(row, score) for row in paired_halves(rows)}
 
 
 def independent(scores: Iterable[tuple[Hashable, float]], entry: Mapping[str, Any]) -> np.ndarray:

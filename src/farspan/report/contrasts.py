@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import p_value
 from farspan.stats import (
+    LEAST_PAIRS,
     LEVEL,
     Difference,
     MemoryLength,
@@ -165,7 +166,16 @@ def difference_line(one: Difference) -> str:
     how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
     value = " ".join(part for part in (signed_tokens(one.value), one.interval, one.unit) if part)
     name = one.name.replace("_", "-")
-    return f"{name}: {one.curves[0]} {first}, {one.curves[1]} {second}: {value}, {_p(one.p)}, {how}"
+    return f"{name}: {one.curves[0]} {first}, {one.curves[1]} {second}: {value}, p {p_of_difference(one, '= ')}, {how}"
+
+
+def p_of_difference(one: Difference, equals: str = "") -> str:
+    """Write the p of a difference, `equals` before a number; the reason where it is unknown."""
+    if one.p is not None:
+        text = p_value(one.p)
+        return f"{equals if text[0].isdigit() else ''}{text}"
+    few = one.freedom + 1 < LEAST_PAIRS if one.pairs else not (one.censored or any(one.below))
+    return f"unknown ({f'fewer than {LEAST_PAIRS} texts' if few else 'outside the lengths measured'})"
 
 
 def _p(p: float | None) -> str:

@@ -12,6 +12,7 @@ from farspan.report.contrasts import (
     difference_line,
     group_differences,
     longest_memory,
+    p_of_difference,
     robustness_lines,
     text_tests,
 )
@@ -325,7 +326,7 @@ def _difference(one: Difference) -> dict[str, str]:
         "name": one.name.replace("_", "-"),
         "value": f"{stats.signed_tokens(one.value)} {'' if one.unit == 'tokens' else one.unit}".strip(),
         "interval": one.interval,
-        "p": p_value(one.p),
+        "p": p_of_difference(one),
         "pairs": f"{one.pairs:,}" if one.pairs else "unpaired",
     }
 

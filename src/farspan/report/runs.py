@@ -1,6 +1,5 @@
 """Runs read from disk, and their rows grouped by task: the input of every table and figure."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,6 @@ from farspan.stats import version_label
 
 RUNS_NAMED = 5  # in an error
 TEXTS = ("text", "target", "prefix")  # in settings, with their hashes
-NUMBER = re.compile(r"-?[\d.]*(e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
     source = Source.of(path.resolve().name, path, header, rows)
     if model is None:
         return source
-    check_known(f"model of {run}", model, list(dict.fromkeys(row.model for row in source.rows)))
+    check_known(f"{run}: model", model, list(dict.fromkeys(row.model for row in source.rows)))
     return of_model(source, model)
 
 
@@ -317,33 +315,16 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     return short if len(set(short.values())) == len(short) else {model: model for model in short}
 
 
-def short_methods(methods: Iterable[str]) -> dict[str, str]:
-    """Return each method without the numeric settings that all methods of its kind share: ape for
-    ape:temperature=0.9,scale=0.9 if it is the only one. Words stay, since they name a variant, such as type=yarn."""
-    settings = {method: method.partition(":")[2].split(",") for method in methods}
-    kinds: dict[str, set[str]] = {}
-    for method, parts in settings.items():
-        name = method.partition(":")[0]
-        kinds[name] = kinds.get(name, set(parts)) & set(parts)
-    short = {}
-    for method, parts in settings.items():
-        name = method.partition(":")[0]
-        kept = [part for part in parts if part not in kinds[name] or not NUMBER.fullmatch(part.partition("=")[2])]
-        short[method] = ":".join(part for part in (name, ",".join(kept)) if part)
-    return short
-
-
 def names_of(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return a name for each different (model, method, what): by the parts that differ, or by model where none does."""
     several = [len({key[part] for key in keys}) > 1 for part in range(3)]
     short = short_names(model for model, _, _ in keys)
-    methods = short_methods(method for _, method, _ in keys)
     words = differences_of([what for _, _, what in keys])
     names = []
     for model, method, what in keys:
         parts = [short[model]] if several[0] or not any(several) else []
         parts += [words[what]] if several[2] else []
-        parts += [methods[method]] if several[1] else []
+        parts += [method] if several[1] else []
         names.append(" ".join(parts))
     return names
 
@@ -368,12 +349,12 @@ def _named(members: Sequence[Member], what: str) -> list[Member]:
     """Return the members of a group with its title and with names: by model, by method if there are several, and by run
     if several runs measured the same."""
     short = short_names(one.model for one in members)
-    methods = short_methods(one.method for one in members)
+    several = len({one.method for one in members}) > 1
     who = [(one.model, one.method) for one in members]
     named = []
     for one in members:
         parts = [short[one.model]]
-        parts += [methods[one.method]] if len(methods) > 1 else []
+        parts += [one.method] if several else []
         parts += [f"({one.source.name})"] if who.count((one.model, one.method)) > 1 else []
         named.append(replace(one, name=" ".join(parts), what=what))
     return named

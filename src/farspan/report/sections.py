@@ -36,9 +36,14 @@ def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence
     for part in parts:
         page |= part.summary()
     part_of = {id(group): part for part in parts for group in part.groups}
+    sections = [section(group, part_of[id(group)], number) for number, group in enumerate(groups, 1)]
+    known: list[Any] = []  # tasks of one run share their costs: each table is shown once
+    for one in sections:
+        one["costs"] = [table for table in one["costs"] if table not in known]
+        known += one["costs"]
     return page | {
         "title": _title([_name(group, part_of[id(group)]) for group in groups], sources),
-        "groups": [section(group, part_of[id(group)], number) for number, group in enumerate(groups, 1)],
+        "groups": sections,
         "examples": _examples(sources),
         "failures": failures(sources),
         "sources": [_provenance(source) for source in sources],
@@ -81,7 +86,6 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "quality": f"{quality['name']}{direction(quality)}",
         "unit": group.entry["unit"],
         "methods": sorted({cell.method for cell in cells}),
-        "shortened": sorted({cell.method for cell in cells if cell.method not in cell.name}),
         "lengths": [f"{length:,}" for length in lengths],
         "compared": compared,
         "costs": [{"title": title, "head": head, "lines": lines} for title, head, lines in cost_tables(cells)],

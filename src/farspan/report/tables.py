@@ -6,7 +6,17 @@ from typing import Any
 
 from farspan.files import write
 from farspan.report.cells import Cell, by_member, by_task, failures
-from farspan.report.export import markdown_table, number, plain, quality_table, with_interval, write_csv
+from farspan.report.export import (
+    bounds,
+    markdown_table,
+    number,
+    plain,
+    quality_table,
+    three_digits,
+    with_interval,
+    write_csv,
+)
+from farspan.report.figure import sample_size
 from farspan.report.runs import short_names
 from farspan.stats import LEAST_PAIRS, LEVEL
 from farspan.terminal import Terminal
@@ -20,16 +30,35 @@ COST_TITLES = {  # by the costs in the table
     "many came from its cache",
 }
 FURTHER = "number of examples with a result, and means of further scores"
+FEW = 8  # examples, whose intervals are wide: Student's quantile is above 2.3
+MORE = f"; intervals of fewer than {FEW} examples are wide: measure more (--repeats)"
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 Head = list[str]
 Lines = list[list[str]]
 
 
 def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
-    """Return head and lines of the table of one task: quality at each length, and wins, ties and losses."""
+    """Return head and lines of the table of one task: quality at each length, its interval in a line below it, and
+    wins, ties and losses."""
     lengths = sorted({cell.length for cell in found})
     head = ["model", "method", *(f"{length:,}" for length in lengths), WINS]
-    return head, [[*_names(mine, found), *map(marked, mine), wins(mine, found)] for mine in by_member(found)]
+    return head, [
+        [
+            *_names(mine, found),
+            *(
+                f"{marked(cell)}\n{bounds(cell.low, cell.high, three_digits if cell.exp else number)}".rstrip()
+                for cell in mine
+            ),
+            wins(mine, found),
+        ]
+        for mine in by_member(found)
+    ]
+
+
+def _title(found: Sequence[Cell]) -> str:
+    """Return the title of the table of one task, which names the sample size."""
+    first, size = found[0], sample_size((cell.n for cell in found if cell.n), "example")
+    return "; ".join(filter(None, (f"{first.task}: {first.quality} by {first.unit}", size)))
 
 
 def further_scores(found: Sequence[Cell]) -> tuple[Head, Lines]:
@@ -47,26 +76,27 @@ def further_scores(found: Sequence[Cell]) -> tuple[Head, Lines]:
 
 
 def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
-    """Return title, head and lines of each task's tables of costs; tasks with the same costs share one. A line without
-    costs has the status of its failed rows; `failures` has the reason."""
+    """Return title, head and lines of each task's tables of costs; tasks with the same costs share one. A member
+    without costs is left out, or has the status of its failed rows; `failures` has the reason."""
     tables: list[tuple[str, Head, Lines]] = []
     for group in by_task(found):
         members = by_member(group)
         for columns, of in ((COSTS, costs_of), (SERVER_COSTS, server_costs_of)):
-            known = {mine[0].whose: costs for mine in members if (costs := of(mine))}
-            none = ["-"] * (len(columns) - 1)
-            lines = [[*_names(mine, group), *known.get(mine[0].whose, [_failed(mine), *none])] for mine in members]
+            known, none = [of(mine) for mine in members], ["-"] * (len(columns) - 1)
+            costs = [one or _failed(mine, none) for mine, one in zip(members, known, strict=True)]
+            lines = [[*_names(mine, group), *one] for mine, one in zip(members, costs, strict=True) if one]
             table = COST_TITLES[columns], ["model", "method", *columns], lines
-            if known and table not in tables:
+            if any(known) and table not in tables:
                 tables.append(table)
     return tables
 
 
-def _failed(mine: Sequence[Cell]) -> str:
-    """Return the status of a member without costs, whose rows failed; "-" of others, such as on a server."""
+def _failed(mine: Sequence[Cell], rest: list[str]) -> list[str]:
+    """Return the status of a member without costs, whose rows failed, and the rest of its line; empty for others, such
+    as on a server."""
     whole = all(cell.value is None for cell in mine)
     statuses = [cell.cost_failed or (cell.failed if whole and cell.has_failed else "") for cell in mine]
-    return next((f"failed: {status}" for status in statuses if status), "-")
+    return next(([f"failed: {status}", *rest] for status in statuses if status), [])
 
 
 def _names(mine: Sequence[Cell], found: Sequence[Cell]) -> list[str]:
@@ -114,13 +144,14 @@ def legend(found: Sequence[Cell]) -> str:
     first = f"{marks}: paired over the same examples, p < {LEVEL} after Holm"
     if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
         first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
-    return f"{first}; {WINS}: wins, ties, losses"
+    few = 0 < min((cell.n for cell in found if cell.n), default=0) < FEW
+    return f"{first}; {WINS}: wins, ties, losses{MORE if few else ''}"
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
     """Print the tables of each task."""
     for group in by_task(found):
-        console.print_table(f"{group[0].task}: {group[0].quality} by {group[0].unit}", *comparison(group), num_names=2)
+        console.print_table(_title(group), *comparison(group), num_names=2)
         console.print(legend(group), style="dim", highlight=False)
         head, lines = further_scores(group)
         if lines:
@@ -164,7 +195,7 @@ def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     """Write compare.md, the tables, and compare.csv, a line for each cell; returns their paths."""
     text: list[str] = []
     for group in by_task(found):
-        text += [f"## {plain(group[0].task)}: {group[0].quality} by {group[0].unit}", ""]
+        text += [f"## {plain(_title(group))}", ""]
         text += [*markdown_table(*comparison(group)), legend(group), ""]
         head, lines = further_scores(group)
         if lines:
