@@ -636,6 +636,7 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
     distant = {label(one): one for one in curves(smollm2, "far")}
     halved = "`rope:type=yarn,factor=2`"
     yarn, replug = "`rope:type=yarn,factor=4`", "`replug:weights=uniform,piece=2048,tail=4096`"
+    ape = "`ape:temperature=0.9,scale=0.9,piece=2048`"
     return {
         "SmolLM2: on books YaRN by 4 has a longer span than the model as it is": _longer_span(
             books[PLAIN], books[yarn]
@@ -651,6 +652,9 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
         ),
         "SmolLM2: on books RePlug has a longer span than the model as it is, and a shorter one than Self-Extend": (
             _longer_span(books[PLAIN], books[replug]) and _longer_span(books[replug], books[STRETCHED])
+        ),
+        "SmolLM2: on books APE has a longer span than RePlug, and a shorter one than Self-Extend": (
+            _longer_span(books[replug], books[ape]) and _longer_span(books[ape], books[STRETCHED])
         ),
         "SmolLM2: on books Self-Extend copies at four windows 0.1 more than it guesses, than YaRN by 4, than itself": (
             _gap(distant[STRETCHED], 32768)[0] > 0.1
