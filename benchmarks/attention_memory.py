@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Letters, apart, end, parser_of, random_text, small_llama
+from common import Letters, apart, end, mebibytes, parser_of, random_text, small_llama
 
 VOCABULARY = 32_000
 LAYERS, HEADS = 4, 8
@@ -84,7 +84,7 @@ def child(length: int) -> dict[str, Any]:
     with peak_above(lm.device) as peak:
         rows, _ = looked_at(lm, text, (length // 8, length // 4, length // 2, length), BIN)
     seconds, row = time.perf_counter() - started, json.dumps(rows[-1].scores)
-    return {"seconds": seconds, "peak_gib": peak.num_bytes / 2**30, "row_kilobytes": len(row) / 1000}
+    return {"seconds": seconds, "peak_gib": mebibytes(peak) / 2**10, "row_kilobytes": len(row) / 1000}
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ cepe_order.md and its picture again, from the rows kept beside it; trains and me
 import gzip
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,7 @@ def measured(
         shuffled = np.random.default_rng((pair, length)).permutation(length // CHUNK)
         for reading in readings:
             factor = max(1.0, math.log(length / CHUNK) / math.log(TRAINED)) if reading == SHARPER else 1.0
-            found = {}
+            found: dict[int, tuple[np.ndarray, ...]] = {}
             for i, other in (which, which[::-1]):
                 decoder = np.stack([texts[i, longest:], slices[i], slices[other]])
                 in_order, mixed = None, shuffled
@@ -168,8 +167,12 @@ def bits(hits: np.ndarray) -> str:
 def run_long(out: Path, steps: int, encoder: bool) -> list[dict[str, Any]]:
     """Train and measure what is missing of longer main stages, seed by seed; return all rows. `encoder`: they train the
     encoder too, and none has positions without random offsets."""
-    few = (f"trainer.steps={steps}", f"trainer.save_every={steps // 8}", f"trainer.log_every={max(1, steps // 100)}")
-    few += (f"model.train_encoder={str(encoder).lower()}",)
+    few = (
+        f"trainer.steps={steps}",
+        f"trainer.save_every={steps // 8}",
+        f"trainer.log_every={max(1, steps // 100)}",
+        f"model.train_encoder={str(encoder).lower()}",
+    )
     warmed, folder = out / "warmup", out / f"steps-{steps}{'-encoder' * encoder}"
     train("cepe-warmup-demo", warmed, WARM_UP)
     for seed in SEEDS:
@@ -178,14 +181,14 @@ def run_long(out: Path, steps: int, encoder: bool) -> list[dict[str, Any]]:
             train("cepe-order-demo", folder / f"{order}-{seed}", own)
             measure(folder / f"{order}-{seed}", order, seed, LONG, GROUPS[LONG])
     if not encoder:
-        own = (
+        fixed = (
             f"model.warmed_up={warmed}",
             "model.order=position",
             "trainer.seed=0",
             f"model.order_range={FIXED}",
             *few,
         )
-        train("cepe-order-demo", folder / "fixed-0", own)
+        train("cepe-order-demo", folder / "fixed-0", fixed)
         for name, order in (("none-0", "none"), ("fixed-0", "position")):
             measure(folder / name, order, 0, (FIXED,), 16)
     places = sorted(folder.glob("*/order.jsonl"))
@@ -254,7 +257,8 @@ def agreement(out: Path, folder: Path) -> tuple[float, float]:
     with torch.no_grad():
         (zero,) = order((torch.zeros(1, 2048, order.position.out_features),), torch.arange(2048, 0, -1)[None], CHUNK)
         states = model.encode_context(rows[0]["context_input_ids"][None]).states[0]
-    return float(torch.cosine_similarity(*found, 0)), float(zero.norm(dim=-1).mean() / states.norm(dim=-1).mean())
+    cosine = torch.cosine_similarity(found[0], found[1], 0)
+    return float(cosine), float(zero.norm(dim=-1).mean() / states.norm(dim=-1).mean())
 
 
 # tables
@@ -291,7 +295,8 @@ WHOLE_CONTEXT = ("nats", "nats gained from the context", "nats more if shuffled"
 
 def by_text(rows: list[dict[str, Any]], measure: str, reading: str, length: int, seed: int | None = None) -> np.ndarray:
     """Return a measure piece by piece, the mean over seeds, or of one seed."""
-    value, found = MEASURES[measure], {}
+    value = MEASURES[measure]
+    found: dict[int, list[float]] = {}
     for row in rows:
         if (row["reading"], row["length"]) == (reading, length) and seed in (None, row["seed"]):
             found.setdefault(row["text"], []).append(value(row))
@@ -414,4 +419,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

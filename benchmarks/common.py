@@ -63,6 +63,12 @@ def least(run: Callable[[], Any], times: int) -> float:
     return min(seconds)
 
 
+def mebibytes(peak: Any) -> float:
+    """The peak memory that `farspan.hf.device.peak_above` recorded."""
+    assert peak.num_bytes is not None, "the peak is known on Linux only"
+    return float(peak.num_bytes / 2**20)
+
+
 def apart(script: str, *arguments: str, freeing: bool) -> Any:
     """The last line of what a script prints, read as JSON, from a process of its own.
 

@@ -20,9 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-from common import apart, end, parser_of, small_llama
+from common import apart, end, mebibytes, parser_of, small_llama
 
 VOCABULARY = 32_000
 FEW = 12  # different tokens in the text
@@ -115,7 +116,7 @@ def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
         started, cpu = time.perf_counter(), time.process_time()
         result["hits"] = run(lm, task, lengths, repeats, **WAYS[way])
         result["seconds"], result["cpu_seconds"] = time.perf_counter() - started, time.process_time() - cpu
-    result["peak_mib"] = peak.num_bytes / 2**20
+    result["peak_mib"] = mebibytes(peak)
     if way != "naive":
         cost = plan(task, method("full"), lm, lengths=lengths, repeats=repeats, calibrate=True, **WAYS[way])
         result |= {"planned_seconds": cost.seconds, "flops": cost.flops, "tokens": cost.tokens}
@@ -142,21 +143,19 @@ def automatic(quick: bool) -> dict[str, Any]:
         fed += ids.numel()
         return step(stream, ids)
 
-    hf.Stream.step = counting  # type: ignore[method-assign]
     lm = embedded_model()
     longest = 255 if quick else 511
     fixed = tuple(longest * i // AUTHORS_POINTS for i in range(1, AUTHORS_POINTS + 1))
     figures: dict[str, Any] = {}
     found = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.object(hf.Stream, "step", counting):
         for name, lengths in (("auto", "auto"), ("fixed", fixed)):
             measure([lm], ["full"], ["curve"], lengths=(8, 16), repeats=2, out=Path(folder) / f"warm-{name}")
             fed = 0
             repeats = AUTHORS_REPEATS if name == "fixed" else None
-            what = {"text": "shuffled:builtin:held-out+tests", "lengths": lengths, "repeats": repeats}
+            what: dict[str, Any] = {"text": "shuffled:builtin:held-out+tests", "lengths": lengths, "repeats": repeats}
             rows = measure([lm], ["full"], ["curve"], out=Path(folder) / name, **what).rows
             figures[f"{name}_tokens"], found[name] = fed, stats.summarise(stats.curve(rows))
-    hf.Stream.step = step  # type: ignore[method-assign]
     agree = True
     for name in ("half_life", "reach"):
         a, b = (getattr(found[way], name) for way in ("auto", "fixed"))

@@ -8,6 +8,7 @@ shuffled tokens of held-out files. Draws all three in one picture. Last line: th
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from common import end, parser_of
 
@@ -33,13 +34,13 @@ def main() -> None:
         out = options.out or Path(scratch)
         rows = []
         for text in TEXTS:
-            what = {"text": text, "lengths": LENGTHS, "repeats": 8 if options.quick else 40}
+            what: dict[str, Any] = {"text": text, "lengths": LENGTHS, "repeats": 8 if options.quick else 40}
             folder = out / text.replace(":", "-")
             rows += measure([model], ["full"], ["curve"], out=folder, loader=Load(dtype="float32"), **what).rows
         found = series(rows, read_header(folder)["models"])
         print(draw_curves(found, out, "The embedded model on held-out, training and shuffled text")[0])
 
-    figures: dict[str, object] = {}
+    figures: dict[str, Any] = {}
     for one in found:
         copy, control = measured_mean(one.curve.copy), measured_mean(one.curve.control)
         print(one.name)
@@ -49,14 +50,9 @@ def main() -> None:
         figures[text] = {
             "copy": dict(zip(map(int, one.curve.lengths), copy.round(3).tolist(), strict=True)),
             "control": dict(zip(map(int, one.curve.lengths), control.round(3).tolist(), strict=True)),
-            "fine": str(one.summary.fine),
-            "half_life": str(one.summary.half_life),
-            "reach": str(one.summary.reach),
-            "span": str(one.summary.span),
+            **{name: str(getattr(one.summary, name)) for name in ("fine", "half_life", "reach", "span")},
         }
     natural, shuffled = figures[TEXTS[0]], figures[TEXTS[2]]
-    assert isinstance(natural, dict)
-    assert isinstance(shuffled, dict)
     inside = [length for length in LENGTHS if 2 * length + 2 <= 512]
     best = max((c for n in inside if (c := natural["copy"][n]) - natural["control"][n] >= 0.3), default=0.0)
     figures["best_copy_with_gap"] = best

@@ -32,16 +32,16 @@ def main() -> None:
 
     from farspan.lm import wrap
     from farspan.methods import method
-    from farspan.tasks import task
-    from farspan.tasks.icl import nats_of_options
+    from farspan.tasks.icl import Icl, nats_of_options
 
     known = AutoTokenizer.from_pretrained(options.tokenizer)
     lm = wrap(small_llama(len(known), max_position_embeddings=4096), known, "benchmark")
-    asked = task(f"icl:set=banking77,data={options.data}").on(lm, "")
+    asked = Icl(set="banking77", data=str(options.data)).on(lm, "")
     ids = asked.option_ids(lm)
     wanted, count = 512 if options.quick else 2048, 2
     while True:  # demonstrations until the prompt is long enough
-        front, passages, query = asked.parts(asked.examples(lm, (count,), 1, 0)[0], count)
+        (example,) = asked.examples(lm, (count,), 1, 0)
+        front, passages, query = example.payload.parts(asked.head, count)
         prompt = torch.cat([torch.from_numpy(part) for part in (front, *passages, query)])[None]
         if prompt.shape[1] >= wanted:
             break

@@ -251,8 +251,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, help="measurements simulated of each world and design")
     options = parser.parse_args()
     trials = options.trials or (20 if options.quick else 200)
-    grids: list[tuple[int, int] | str] = [(points, repeats) for points in GRIDS for repeats in REPEATS]
-    designs = [(16, 4), "auto"] if options.quick else [*grids, "auto"]
+    grids = [(16, 4)] if options.quick else [(points, repeats) for points in GRIDS for repeats in REPEATS]
+    designs: list[tuple[int, int] | str] = [*grids, "auto"]
     figures: dict[str, Any] = {"trials": trials, "python": platform.python_version(), "cpus": os.cpu_count()}
     missed = []
     cpu = time.process_time()

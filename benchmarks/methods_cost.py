@@ -16,7 +16,7 @@ import json
 import os
 
 import torch
-from common import FREEING, Letters, apart, end, least, parser_of, small_llama
+from common import FREEING, Letters, apart, end, least, mebibytes, parser_of, small_llama
 
 VOCABULARY = 512
 SINKS = 4
@@ -51,7 +51,7 @@ def reading(way: str, length: int) -> dict[str, float]:
             with peak_above(lm.device) as peak:
                 memory = reader.read(ids)
             kept = {"num_kept": memory.num_kept, "kept_mib": memory.num_bytes / 2**20}
-            return {"peak_mib": peak.num_bytes / 2**20, **kept}
+            return {"peak_mib": mebibytes(peak), **kept}
         reader.read(ids)
         return {"microseconds": 1e6 * least(lambda: reader.read(ids), RUNS) / length}
 

@@ -168,24 +168,24 @@ def curves(model: str, part: str) -> dict[str, CurveMember]:
 
 def memory(model: str) -> str:
     """Return the memory lengths by method, marked where they differ from those of the first method."""
-    every = {part: found for part in TEXTS if (found := curves(model, part))}
+    every = {part: by_method for part in TEXTS if (by_method := curves(model, part))}
     found: dict[tuple[str, str, str], Difference] = {}
     for part, by_method in every.items():
         first, *others = by_method.values()
-        for one in others:
-            for which in differences(first.curve, one.curve):
+        for other in others:
+            for which in differences(first.curve, other.curve):
                 if which.name in NUMBERS:
-                    found[part, one.method, which.name] = which
+                    found[part, other.method, which.name] = which
     corrected = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     lines = []
     for how in every["shuffled"]:
         line = [f"`{how}`"]
         for part, by_method in every.items():
             for name in NUMBERS:
-                one = by_method.get(how)
+                member = by_method.get(how)
                 p, at = corrected.get((part, how, name)), (part, how, name)
                 mark = MARKS[found[at].value > 0] if p is not None and p < 0.05 else ""
-                line.append(MISSING if one is None else f"{getattr(one.summary, name)}{mark}")
+                line.append(MISSING if member is None else f"{getattr(member.summary, name)}{mark}")
         lines.append(line)
     heads = [f"{name}, {TEXTS[part]}" for part in every for name in NUMBERS.values()]
     return table(["", *heads], lines)

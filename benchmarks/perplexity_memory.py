@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Letters, apart, end, parser_of, random_text, small_llama
+from common import Letters, apart, end, mebibytes, parser_of, random_text, small_llama
 
 VOCABULARY = 32_000
 BUCKETS = 64  # of positions, each compared with the twin's
@@ -76,8 +76,8 @@ def child(way: str, length: int) -> dict[str, Any]:
         ours(lm, task, 2 * TARGETS)  # the self-check and the first forwards are not what is compared
     started = time.perf_counter()
     with peak_above(lm.device) as peak:
-        scores = ours(lm, task, length) if way != "naive" else {"each": naive(lm, text)}
-    result: dict[str, Any] = {"seconds": time.perf_counter() - started, "peak_mib": peak.num_bytes / 2**20}
+        scores: dict[str, Any] = ours(lm, task, length) if way != "naive" else {"each": naive(lm, text)}
+    result: dict[str, Any] = {"seconds": time.perf_counter() - started, "peak_mib": mebibytes(peak)}
     if way == "naive":
         nats = np.array(scores["each"])
         return result | {"buckets": nats.reshape(BUCKETS, -1).mean(1).tolist(), "last": float(nats[-TARGETS:].mean())}

@@ -55,12 +55,14 @@ def compared(lm: Any, case: Case) -> dict[str, float]:
     from farspan.record import Run
 
     calibration.clock = time.process_time
-    how, what = method(case.method), {"lengths": case.lengths, "repeats": case.repeats}
+    how = method(case.method)
+    what: dict[str, Any] = {"lengths": case.lengths, "repeats": case.repeats}
     (setup,) = grid([lm], [case.task], **what).setups(lm, Watch())
     plan(setup.bound, how, lm, **what)  # checks whether the model can be read in chunks, which a run does once
     started = time.process_time()
     cost = plan(setup.bound, how, lm, calibrate=True, **what)
     planning = time.process_time() - started
+    assert cost.seconds is not None, "a calibrated plan has seconds"
     with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
         started = time.process_time()
         measure_cell(setup.bound, how, lm, run, **what)

@@ -78,7 +78,7 @@ def measured(model: str, text: str, how: dict[str, Any], repeats: int, folder: P
 
 def said(curve: stats.MeasuredCurve) -> dict[str, Any]:
     """Accuracies by length with half their intervals, printed and returned."""
-    result = {}
+    result: dict[str, Any] = {}
     for half in ("copy", "control"):
         values = getattr(curve, half)
         low, high = stats.bands(values)

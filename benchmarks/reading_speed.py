@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end, parser_of
+from common import apart, end, mebibytes, parser_of
 
 READ_BOUND = 1.15  # at most: seconds of `read` over those of `plain`
 NESTED_BOUND = 0.8  # at least: of the arithmetic bound
@@ -44,10 +44,10 @@ ENOUGH = 2_000_000  # characters
 
 
 def write_text(path: Path) -> None:
-    from farspan.text.documents import documents
+    from farspan.text.documents import read_texts
 
     with path.open("w") as file:
-        for document in documents(TEXT):
+        for document in read_texts(TEXT):
             file.write(document)
             if file.tell() > ENOUGH:
                 break
@@ -90,8 +90,7 @@ def reading(lm: Any, text: str, context: int, runs: int, ways: list[str]) -> dic
         if len(ways) == 1:
             with peak_above(lm.device) as peak:
                 run[ways[0]]()
-            assert peak.num_bytes is not None, "the peak is known on Linux only"
-            return {"peak_mib": peak.num_bytes / 2**20}
+            return {"peak_mib": mebibytes(peak)}
         times = [[seconds(run[way]) for way in ways] for _ in range(runs)]
         chunk = reader.chunk
     found = {
@@ -155,9 +154,8 @@ def curve(lm: Any, text: str, context: int, runs: int, way: str) -> dict[str, An
     hits: dict[str, str] = {}
     with peak_above(lm.device) as peak:
         times = [seconds(lambda: hits.update(run(lengths))) for _ in range(runs)]
-    assert peak.num_bytes is not None, "the peak is known on Linux only"
-    found = {"wall": min(t[0] for t in times), "cpu": min(t[1] for t in times), "peak_mib": peak.num_bytes / 2**20}
-    found |= {"hits": hits}
+    found: dict[str, Any] = {"wall": min(t[0] for t in times), "cpu": min(t[1] for t in times)}
+    found |= {"peak_mib": mebibytes(peak), "hits": hits}
     work = [w for example in task.examples(lm, lengths, REPEATS, 0) for w in task.work(lm, example)]
     with method("full").on(lm) as reader:
         found["operations"] = sum(w.num_rows * operations(lm, w.num_before, w.num_tokens, w.num_scored) for w in work)

@@ -314,9 +314,9 @@ def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
     """
     lines: dict[str, dict[int, str]] = {}
     for cell in found:
-        numbers = (cell.prefill_seconds, cell.prefill_rate, cell.decode_rate, cell.context_bytes)
-        if None not in numbers:
-            text = "{:.2f} s / {:,.0f} / {:,.3g} / {:.1f} MiB".format(*numbers[:3], numbers[3] / 2**20)
+        speeds = (cell.prefill_seconds, cell.prefill_rate, cell.decode_rate)
+        if cell.context_bytes is not None and None not in speeds:
+            text = "{:.2f} s / {:,.0f} / {:,.3g} / {:.1f} MiB".format(*speeds, cell.context_bytes / 2**20)
             lines.setdefault(name(cell), {})[cell.length] = text
     return by_length("seconds to the first token / tokens read, generated a second / context", lines)
 

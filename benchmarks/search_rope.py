@@ -120,14 +120,14 @@ def main() -> None:
         print_differences(how, curves[how], curves[searched])
     judged = print_differences(yarn, curves[yarn], curves[searched])
     figures |= {f"{name}_difference": one.value for name, one in judged.items()}
-    p = {name: one.p for name, one in judged.items()}
-    figures |= {"half_life_p": p["half_life"], "extra_nats": float((nats[searched] - nats["full"]).mean())}
+    half_life = judged["half_life"]
+    figures |= {"half_life_p": half_life.p, "extra_nats": float((nats[searched] - nats["full"]).mean())}
     missed = []
     if not options.quick:
         if seconds > SECONDS:
             missed.append(f"the search took {seconds:,.0f} CPU seconds, bound {SECONDS:,}")
-        if figures["half_life_difference"] <= 0 or p["half_life"] is None or p["half_life"] >= 0.05:
-            missed.append(f"half-life {figures['half_life_difference']:+,.0f} tokens, p = {p['half_life']}")
+        if half_life.value <= 0 or half_life.p is None or half_life.p >= 0.05:
+            missed.append(f"half-life {half_life.value:+,.0f} tokens, p = {half_life.p}")
     end(figures, missed, options.check)
 
 

@@ -183,7 +183,7 @@ def main() -> None:
     }
     for name, value in figures.items():
         print(f"{name:24} {value:,.4g}" if isinstance(value, int | float) else f"{name:24} {value}")
-    bounds = {"other hits, no tie": (0, 0)}
+    bounds: dict[str, tuple[float, float]] = {"other hits, no tie": (0, 0)}
     if options.engine == "vllm":
         bounds |= {"accuracy of a row, largest difference": (0, 0), "noise, nats": (0.0, 0.001)}
     if options.engine == "llama-server":

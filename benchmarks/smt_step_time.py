@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import apart, end, parser_of, small_llama, table
+from common import apart, end, mebibytes, parser_of, small_llama, table
 
 VOCABULARY = 2048
 KINDS = {"smt": ("sparse", "off"), "mixed": ("sparse", "concat"), "full": ("full", "off")}  # draw and mixed
@@ -84,7 +84,7 @@ def memory(kind: str, length: int, row: int) -> float:
     with peak_above(torch.device("cpu")) as peak:
         for _ in range(1 if kind == "full" else 2):  # the second finds the optimizer's moments
             steps.one()
-    return peak.num_bytes / 2**20
+    return mebibytes(peak)
 
 
 def measured(row: int, sparse: list[int], full: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
