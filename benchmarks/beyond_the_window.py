@@ -52,7 +52,7 @@ def main() -> None:
         rows = measure([embedded_model()], methods, [task], text=TEXT, lengths=lengths, repeats=repeats, out=out).rows
         found = series(rows)
         title = f"Beyond the window: the embedded model ({found[0].what})"
-        figure = quality_figure(cells(rows, read_header(out)), title, [TRAINED])
+        figure = quality_figure(cells(rows, read_header(out)), title, {TRAINED: TRAINED})
         print(draw_figure(figure, out, "perplexity")[0])
 
     full = next(one for one in found if one.method == "full")

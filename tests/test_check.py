@@ -359,6 +359,13 @@ def test_a_file_of_a_method_that_has_changed_is_refused(tmp_path: Path) -> None:
     assert "factors.json has changed since this run measured rope:type=factors" in said
 
 
+def test_a_baseline_without_a_number_to_compare_is_refused_before_it_is_measured(tmp_path: Path) -> None:
+    library.measure(["demo"], ["full"], ["attention"], text="builtin:held-out", lengths=(64,), repeats=2, out=tmp_path)
+    said = refused(farspan("check", tmp_path, "demo", "--out", tmp_path / "again", *CPU))
+    assert "has nothing to compare: attention" in said
+    assert not (tmp_path / "again").exists()
+
+
 def test_another_tokenizer_is_refused(baseline: Path, damaged: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(damaged, other)

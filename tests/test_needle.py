@@ -399,13 +399,14 @@ def test_needles_that_do_not_fit_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_the_length_that_a_refusal_names_is_enough(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_the_length_that_a_refusal_names_is_enough_for_all_examples(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
     with pytest.raises(ValueError, match="too short") as error:
         bound().examples(lm, (100,), 1, 0)
     least = int(re.findall(r"from (\d+) on", str(error.value))[0])
-    bound().examples(lm, (least,), 1, 0)
+    for seed in range(20):
+        bound().examples(lm, (least,), 8, seed)
     with pytest.raises(ValueError, match="too short"):
-        bound().examples(lm, (least - 1,), 1, 0)
+        bound().examples(lm, (least - 64,), 1, 0)
 
 
 def words_alone(*known: str) -> PreTrainedTokenizerFast:

@@ -25,7 +25,7 @@ from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import CurveReport, draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
 from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, pareto_front, shape
-from farspan.report.figures import cost_figure
+from farspan.report.figures import cost_figure, group_figure
 from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
 from farspan.report.picture import SIZE, draw_grid, draw_on, draw_with_legend
@@ -626,6 +626,17 @@ def test_names_have_all_settings_of_a_method(methods: list[str]) -> None:
     header = {"settings": {"text": "books"}, "models": {"org/small": {"name": "org/small"}}, "sessions": []}
     (group,) = grouped([Source.of("run", "run", header, measured)], MEMBERS)
     assert [one.name for one in group.members] == [f"small {method}" for method in methods]
+
+
+def test_the_figure_of_quality_marks_where_text_and_copy_fill_the_trained_length() -> None:
+    header = {"settings": {"text": "books"}, "models": MODELS, "sessions": []}
+    (group,) = grouped([Source.of("run", "run", header, rows())], MEMBERS)
+    (one,) = group.members
+    assert one.trained_at is not None
+    assert one.trained_at < 512
+    figure = group_figure(group)
+    assert figure is not None
+    assert figure.rules == [Rule("context = 512 (trained)", x=one.trained_at)]
 
 
 @pytest.mark.parametrize("models", [("org/a",), ("org/a", "org/b")])

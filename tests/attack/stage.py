@@ -91,7 +91,7 @@ micro_batch = 2
     + COMMON_TRAINER
     + '[watch]\nevery = 0\ntext = "text.txt"\n',
 }
-CONFIGS["distill"] = CONFIGS["cepe"]
+CONFIGS["distill"] = CONFIGS["cepe"] + "\n[distill]\n"
 
 
 def sentence(rng: random.Random) -> str:

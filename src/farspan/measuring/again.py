@@ -26,9 +26,16 @@ def read_baseline(run: str | Path, model: str | None = None) -> Source:
         model: its name, if the run has several.
 
     Raises:
-        ValueError: no run, a run without rows, and as `repeatable`.
+        ValueError: no run, a run without rows or without a number that should rise or fall, and as `repeatable`.
     """
-    return repeatable(read_run(run, model))
+    source = repeatable(read_run(run, model))
+    tasks = source.header["settings"]["tasks"]
+    if all(entry["quality"]["higher_is_better"] is None for entry in tasks.values()):
+        raise ValueError(
+            f"{source.folder} has nothing to compare: {', '.join(tasks)} has no number that should rise or fall. Give "
+            "a run of a curve, of perplexity or of a task with answers"
+        )
+    return source
 
 
 def repeatable(source: Source) -> Source:

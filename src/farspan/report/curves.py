@@ -65,8 +65,7 @@ class CurveMember(Member):
 
     @property
     def trained_at(self) -> float | None:
-        """The length whose whole context is as long as the trained context, interpolated between measured lengths;
-        None where that is unknown."""
+        """See `Member`; interpolated between measured lengths."""
         curve = self.measured
         if self.trained_length is None or len(curve.lengths) < 2:
             return None

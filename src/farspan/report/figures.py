@@ -20,13 +20,13 @@ PRICES = {
 DECADE = 10  # costs further apart are drawn on a logarithmic axis
 
 
-def quality_figure(found: Sequence[Cell], title: str, trained: Sequence[int] = ()) -> Figure:
+def quality_figure(found: Sequence[Cell], title: str, trained: Mapping[int, float] | None = None) -> Figure:
     """Return the quality of one task over length, a line with its intervals for each member. For perplexity, the mean
     nats are drawn, with perplexity on the right.
 
     Args:
         found: cells of one task.
-        trained: tokens of context that models were trained on, each drawn as a line.
+        trained: tokens of context that models were trained on, each drawn as a line at a length.
     """
     exp, unit = found[0].exp, found[0].unit
     lines, failed = [], []
@@ -51,7 +51,7 @@ def quality_figure(found: Sequence[Cell], title: str, trained: Sequence[int] = (
         y="nats per token" if exp else found[0].quality,
         lines=lines,
         failed=failed,
-        rules=[Rule(f"{at:,} (trained)", x=at) for at in sorted(set(trained))] if unit == "tokens" else [],
+        rules=[Rule(f"context = {tokens:,} (trained)", x=at) for tokens, at in sorted((trained or {}).items())],
         log_x=unit == "tokens",
         ticks=lengths,
         exp=found[0].quality if exp else "",
@@ -118,7 +118,13 @@ def group_figure(group: Group) -> Figure | None:
     models = ", ".join(sorted(short_names(one.model for one in drawn).values()))
     quality = group.entry["quality"]["name"]
     title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
-    return quality_figure(cells_of(group), title, [one.trained_length for one in drawn if one.trained_length])
+    return quality_figure(cells_of(group), title, trained_places(group))
+
+
+def trained_places(group: Group) -> dict[int, float]:
+    """Return the lengths of a task whose contexts are as long as those that models were trained on, by these."""
+    members = group.members if group.entry["unit"] == "tokens" else []
+    return {one.trained_length: at for one in members if one.trained_length and (at := one.trained_at) is not None}
 
 
 def point(cell: Cell) -> list[str]:

@@ -70,6 +70,11 @@ class Member:
         return None if length is None else int(length)
 
     @property
+    def trained_at(self) -> float | None:
+        """The length of the task at which the whole context is as long as the trained one; None where unknown."""
+        return self.trained_length
+
+    @property
     def good(self) -> list[Row]:
         """The rows that were measured."""
         return [row for row in self.rows if row.status == "ok"]

@@ -11,7 +11,7 @@ from farspan.report.cells import Cell, by_member, cells_of
 from farspan.report.example import ShownExample, examples
 from farspan.report.export import bounds, counted, number, p_value, three_digits
 from farspan.report.figure import shape
-from farspan.report.figures import PRICES, cost_figure, quality_figure
+from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, place
 from farspan.report.runs import Group, Source, short_names
 from farspan.report.tables import WINS, cost_tables, direction, marked, wins
@@ -120,9 +120,9 @@ def _quality(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str,
     quality = group.entry["quality"]
     if not any(cell.value is not None for cell in cells):
         return []
-    trained = [one.trained_length for one in group.members if one.trained_length]
+    trained = trained_places(group)
     key = "Cross: failed."
-    key += " Dotted: the context the model was trained on." if trained and group.entry["unit"] == "tokens" else ""
+    key += " Dotted: the context the model was trained on." if trained else ""
     heading = "Nats per token by length" if quality["exp"] else f"{quality['name'].capitalize()} by length"
     key = f"{quality['name'].capitalize()} is exp(nats). {key}" if quality["exp"] else key
     return [place(f"quality-{number}", heading, key, quality_figure(cells, "", trained))]

@@ -306,9 +306,10 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         """Raise ValueError if less than a quarter of the shortest length is hay, or an answer exceeds `new_tokens`."""
         fixed = shortest - min(self._hay(prompt, shortest, which) for which in range(len(prompt.queries)))
         if 4 * fixed > 3 * shortest:
+            enough = -(-4 * fixed // 3 // 64) * 64  # rounded up: other examples take a few tokens more
             raise ValueError(
                 f"a length of {shortest:,} tokens is too short: needles and question take {fixed:,}, more than three "
-                f"quarters; give lengths from {-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer needles"
+                f"quarters; give lengths from {enough:,} on (--lengths), fewer depths or fewer needles"
             )
         longest = max(len(query.answer) for query in prompt.queries)
         if 0 < self.num_new < longest:
