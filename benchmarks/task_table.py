@@ -25,7 +25,7 @@ from common import table
 from farspan import measure
 from farspan.demo import embedded_model
 from farspan.lm import LM, load
-from farspan.record import Row
+from farspan.record import Row, read_header
 from farspan.report.cells import Cell, cells
 from farspan.stats import holm, student_mean
 from farspan.tasks import task
@@ -64,14 +64,16 @@ TASKS = {
 
 def measured(
     name: str, asked: Asked, lm: LM, cepe: str | None, repeats: int | None, places: dict[str, Any]
-) -> list[Row]:
-    """The rows of one task, of all methods."""
+) -> tuple[list[Row], dict[tuple[str, int], Cell]]:
+    """The rows of one task, of all methods, and their cells by method and length."""
     tasks = [asked.task.format(**places)]
-    what: dict[str, Any] = {"text": TEXT, "lengths": asked.lengths, "repeats": repeats or asked.repeats}
-    rows = measure([lm], [*METHODS, asked.replug], tasks, out=places["out"] / name, **what).rows
+    what: dict[str, Any] = {"lengths": asked.lengths, "repeats": repeats or asked.repeats}
+    what |= {"text": TEXT} if task(tasks[0]).reads_text else {}
+    runs = [measure([lm], [*METHODS, asked.replug], tasks, out=places["out"] / name, **what)]
     if cepe:
-        rows += measure([cepe], [CEPE], tasks, out=places["out"] / f"{name}-cepe", **what).rows
-    return rows
+        runs.append(measure([cepe], [CEPE], tasks, out=places["out"] / f"{name}-cepe", **what))
+    found = [cell for run in runs for cell in cells(run.rows, read_header(run.folder))]
+    return [row for run in runs for row in run.rows], {(cell.method, cell.length): cell for cell in found}
 
 
 def compared(rows: Sequence[Row], score: str) -> dict[tuple[str, int], tuple[float, float, float, float]]:
@@ -117,7 +119,7 @@ def main() -> None:
         places: dict[str, Any] = {"out": out, "data": options.data}
         if "ralm" in chosen:
             places["index"] = build(FOUND, out / "index", tokens=62, tokenizer=lm.tokenizer).folder
-        rows = {
+        results = {
             name: measured(name, one, lm, options.cepe, 2 if options.quick else options.repeats, places)
             for name, one in chosen.items()
         }
@@ -126,13 +128,12 @@ def main() -> None:
     columns = [*METHODS, "replug", *([CEPE] if options.cepe else [])]
     for name, one in chosen.items():
         quality = task(one.task.format(**places)).quality
-        differences |= {(name, *key): value for key, value in compared(rows[name], quality.score).items()}
+        differences |= {(name, *key): value for key, value in compared(results[name][0], quality.score).items()}
     corrected = dict(zip(differences, holm([p for *_, p in differences.values()]), strict=True))
     lines: list[list[str]] = []
     for name, one in chosen.items():
         question = task(one.task.format(**places))
-        header = {"settings": {"task": str(question)}, "models": {}}
-        found = {(cell.method, cell.length): cell for cell in cells(rows[name], header)}
+        _, found = results[name]
         names = {how.partition(":")[0]: how for how, _ in found}
         for length in one.lengths:
             line = [f"`{name}` ({question.quality.name})", f"{length:,} {question.unit}"]
