@@ -238,12 +238,15 @@ def test_an_unbounded_interval_has_a_reason(baseline: Path, monkeypatch: pytest.
     assert one.reason == "in part of the resamples it is beyond the lengths measured, so its interval is unbounded"
 
 
-def test_a_length_below_those_measured_in_both_models_is_named(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_length_of_0_in_both_models_is_named(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Difference("half_life", ("baseline", "model"), (0.0, 0.0), 0.0, None, None, 1.0, 8, (), 30.0, 7.0)
-    monkeypatch.setattr("farspan.report.changes.differences", lambda *_, **__: [lost])
-    found = compared(lambda row: row, baseline)
-    assert "full: half-life is below the lengths measured, of both models: not compared" in found.remarks
-    assert "memory" not in {one.kind for one in found.changes}
+    none = replace(lost, name="span", low=0.0, high=0.0)
+    found = [replace(lost, below=(64.0, 64.0)), none]
+    monkeypatch.setattr("farspan.report.changes.differences", lambda *_, **__: found)
+    changes = compared(lambda row: row, baseline)
+    assert "full: half-life is below the lengths measured, of both models: not compared" in changes.remarks
+    assert "full: span is 0 in both models: not compared" in changes.remarks
+    assert "memory" not in {one.kind for one in changes.changes}
 
 
 def half_of_copies(row: Row) -> Row:

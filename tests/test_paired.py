@@ -488,9 +488,29 @@ def test_lengths_beyond_the_range_of_the_other_run_are_used() -> None:
         assert (ended.value, ended.p) == pytest.approx((whole.value, whole.p), rel=0.05)
 
 
+def test_two_runs_are_equivalent_only_if_they_are_at_their_common_lengths_too() -> None:
+    """A model that remembers less, of whose sparse lengths the interpolated half-life is as long as the other's."""
+    middles, sparse = 5000 + (MIDDLES - 5000) / 20, LENGTHS[::8]
+    worse = run(middles - 400, sparse)
+    found, common = (of(stats.differences(run(middles, at), worse), "half_life") for at in (LENGTHS, sparse))
+    assert abs(found.value) < 100
+    assert common.high < -500
+    assert stats.tost(found.value, found.error, found.freedom, 250, 6) > 0.05
+
+
+def test_too_few_texts_at_the_common_lengths_leave_no_p() -> None:
+    whole, sparse = run(MIDDLES), LENGTHS[::8]
+    copy = whole.copy.copy()
+    copy[2:, sparse[2] == LENGTHS] = np.nan
+    found = of(stats.differences(replace(whole, copy=copy), run(MIDDLES - 2000, sparse)), "half_life")
+    assert "p unknown (fewer than 3 texts)" in difference_line(found)
+
+
 def test_runs_without_a_common_length_in_their_common_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"of both: old at 500, 4,000 and new at 1,000, 2,000 tokens"):
         stats.differences(run(3000, (500, 4000)), run(3000, (1000, 2000)), names=("old", "new"))
+    with pytest.raises(ValueError, match=r"of both: old at 500, 1,000 and new at 700, 2,000 tokens"):
+        stats.differences(run(3000, (500, 1000)), run(3000, (700, 2000)), names=("old", "new"))
 
 
 def test_runs_with_other_lengths_are_compared_up_to_where_both_end() -> None:

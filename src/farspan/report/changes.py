@@ -186,14 +186,11 @@ def _memory(
     for one in found:
         if one.name not in MEMORY:
             continue
-        if not any(one.values):
-            remarks.append(
-                f"{a.method}: {spoken(one.name)} is below the lengths measured, of both models: not compared"
-            )
-            continue
-        if len(one.censored) == 2:
-            beyond = f"{spoken(one.name)} is beyond the lengths measured, of both models: the span compares them"
-            remarks.append(f"{a.method}: {beyond}")
+        if len(one.censored) == 2 or not any(one.values):
+            where = "beyond the lengths measured, of both models: the span compares them"
+            if not one.censored:
+                where = f"{'below the lengths measured, of' if any(one.below) else '0 in'} both models: not compared"
+            remarks.append(f"{a.method}: {spoken(one.name)} is {where}")
             continue
         margin, count = tolerance * abs(one.values[0]), round(one.freedom) + 1
         is_bounded = one.low is not None and one.high is not None and not one.censored and not any(one.below)

@@ -36,7 +36,7 @@ class Difference:
     p: float | None  # None with too few repeats, or if crossings beyond the lengths leave the sign open
     pairs: int  # targets shared; 0: unpaired
     censored: tuple[str, ...]  # the curves whose value is larger than measured
-    error: float  # s
+    error: float  # s; larger where lengths differ, so that a test of equivalence holds for both differences
     freedom: float  # degrees of freedom of t
     unit: str = "tokens"
     below: tuple[float, float] = (0.0, 0.0)  # the values are smaller than these and written as 0; 0: measured
@@ -80,7 +80,7 @@ def differences(
     protocol, they are paired at the lengths that both have.
 
     Raises:
-        ValueError: the two share fewer than 2 targets, or cover the same range at no common length.
+        ValueError: the two share fewer than 2 targets, or have overlapping ranges without a common length.
     """
     first, second = _of_shared_targets(a, b)
     pairs = len(first.copy)
@@ -102,9 +102,9 @@ def differences(
 
     found = measured_at(first, second)
     alike = _without_lengths_of_one(first, second), _without_lengths_of_one(second, first)
-    if all(len(one.lengths) == len(other.lengths) for one, other in zip(alike, (first, second), strict=True)):
+    if [len(one.lengths) for one in alike] == [len(first.lengths), len(second.lengths)]:
         return found
-    if not all(len(one.lengths) for one in alike):
+    if not np.isin(first.lengths, second.lengths).any():
         at = " and ".join(
             f"{name} at {', '.join(f'{length:,}' for length in one.lengths)}"
             for name, one in zip(names, (first, second), strict=True)
@@ -213,12 +213,14 @@ def _without_lengths_of_one(one: MeasuredCurve, other: MeasuredCurve) -> Measure
 
 def _covering(one: Difference, other: Difference) -> Difference:
     """Return a difference whose interval covers those of both, with the larger p."""
+    freedom = min(one.freedom, other.freedom)
     return replace(
         one,
         low=None if one.low is None or other.low is None else min(one.low, other.low),
         high=None if one.high is None or other.high is None else max(one.high, other.high),
         p=None if one.p is None or other.p is None else max(one.p, other.p),
-        error=max(one.error, other.error),
+        error=max(one.error, other.error) + abs(one.value - other.value) / float(stdtrit(freedom, 0.95)),
+        freedom=freedom,
     )
 
 
