@@ -119,6 +119,8 @@ def test_every_committed_config_is_valid_and_can_be_tried_in_a_few_steps(path: P
     if recipe == "cepe":  # whose keys a distillation has too
         with pytest.raises(ValueError, match=f"is of the recipe cepe: use farspan train cepe {path}$"):
             read_config(path, DistillSettings)
+        with pytest.raises(ValueError, match=r"trainer.steps: Input should be greater than 0"):
+            read_config(path, DistillSettings, ["distill.kl=1", "trainer.steps=0"])
 
 
 def test_a_wrong_key_beside_right_ones_is_not_taken_for_another_recipe(config: Path) -> None:

@@ -107,7 +107,7 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         return kind.model_validate(values)
     except ValidationError as error:
         own = parsed(path)
-        if _wrong_keys(kind, own) and (recipe := recipe_of(own)):
+        if _wrong_keys(kind, own) & _wrong_keys(kind, values) and (recipe := recipe_of(own)):
             raise ValueError(f"config {path} is of the recipe {recipe}: use farspan train {recipe} {path}") from error
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_problem(kind, e)}" for e in error.errors())
         raise ValueError(f"config {path}: {problems}") from error
