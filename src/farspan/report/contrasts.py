@@ -46,7 +46,7 @@ def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
         first, names = shown[0], (shown[0].name, other.name)
         try:
             found += differences(first.curve, other.curve, names=names)
-        except ValueError:  # fewer than two shared targets
+        except ValueError:  # fewer than two shared targets, or no common length
             scales = first.characters_per_token, other.characters_per_token
             if scales[0] is None or scales[1] is None or scales[0] == scales[1]:
                 continue
@@ -144,14 +144,14 @@ def robustness_lines(result: Robustness) -> list[str]:
         worst = max(some, key=lambda one: abs(one.difference or 0.0))
         assert worst.sources is not None
         assert worst.difference is not None
-        p = worst.paired_holm if worst.paired is not None else worst.kruskal_holm
+        p = p_value(worst.paired_holm if worst.paired is not None else worst.kruskal_holm)
         lines.append(
             f"  {verdict} at {where} tokens; largest difference at {worst.length:,}: {worst.sources[1]} minus "
             f"{worst.sources[0]} is {100 * worst.difference:+.1f} points"
             f"{f', 90 % interval {worst.interval}' if worst.interval else ''}, {_p(p)} ({result.test}, Holm-corrected)"
         )
     papers = [
-        f"{label} {_p(min(known))}"
+        f"{label} {_p(p_value(min(known)))}"
         for label, name in (("ANOVA", "anova_holm"), ("Kruskal-Wallis", "kruskal_holm"))
         if (known := [p for one in result.lengths if (p := getattr(one, name)) is not None])
     ]
@@ -166,18 +166,16 @@ def difference_line(one: Difference) -> str:
     how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
     value = " ".join(part for part in (signed_tokens(one.value), one.interval, one.unit) if part)
     name = one.name.replace("_", "-")
-    return f"{name}: {one.curves[0]} {first}, {one.curves[1]} {second}: {value}, p {p_of_difference(one, '= ')}, {how}"
+    return f"{name}: {one.curves[0]} {first}, {one.curves[1]} {second}: {value}, {_p(p_of_difference(one))}, {how}"
 
 
-def p_of_difference(one: Difference, equals: str = "") -> str:
-    """Write the p of a difference, `equals` before a number; the reason where it is unknown."""
+def p_of_difference(one: Difference) -> str:
+    """Write the p of a difference; the reason where it is unknown."""
     if one.p is not None:
-        text = p_value(one.p)
-        return f"{equals if text[0].isdigit() else ''}{text}"
+        return p_value(one.p)
     few = one.freedom + 1 < LEAST_PAIRS if one.pairs else not (one.censored or any(one.below))
     return f"unknown ({f'fewer than {LEAST_PAIRS} texts' if few else 'outside the lengths measured'})"
 
 
-def _p(p: float | None) -> str:
-    text = p_value(p)
+def _p(text: str) -> str:
     return f"p {'= ' if text[0].isdigit() else ''}{text}"

@@ -30,7 +30,7 @@ COST_TITLES = {  # by the costs in the table
     "many came from its cache",
 }
 FURTHER = "number of examples with a result, and means of further scores"
-FEW = 8  # examples, whose intervals are wide: Student's quantile is above 2.3
+FEW = 8  # examples, whose intervals are wide: Student's quantile is above 2.4
 MORE = f"; intervals of fewer than {FEW} examples are wide: measure more (--repeats)"
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 Head = list[str]
@@ -42,17 +42,11 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
     wins, ties and losses."""
     lengths = sorted({cell.length for cell in found})
     head = ["model", "method", *(f"{length:,}" for length in lengths), WINS]
-    return head, [
-        [
-            *_names(mine, found),
-            *(
-                f"{marked(cell)}\n{bounds(cell.low, cell.high, three_digits if cell.exp else number)}".rstrip()
-                for cell in mine
-            ),
-            wins(mine, found),
-        ]
-        for mine in by_member(found)
-    ]
+
+    def quality(cell: Cell) -> str:
+        return f"{marked(cell)}\n{bounds(cell.low, cell.high, three_digits if cell.exp else number)}".rstrip()
+
+    return head, [[*_names(mine, found), *map(quality, mine), wins(mine, found)] for mine in by_member(found)]
 
 
 def _title(found: Sequence[Cell]) -> str:
@@ -82,21 +76,20 @@ def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
     for group in by_task(found):
         members = by_member(group)
         for columns, of in ((COSTS, costs_of), (SERVER_COSTS, server_costs_of)):
-            known, none = [of(mine) for mine in members], ["-"] * (len(columns) - 1)
-            costs = [one or _failed(mine, none) for mine, one in zip(members, known, strict=True)]
-            lines = [[*_names(mine, group), *one] for mine, one in zip(members, costs, strict=True) if one]
+            none = ["-"] * (len(columns) - 1)
+            known = [(mine, of(mine) or [_failed(mine), *none]) for mine in members]
+            lines = [[*_names(mine, group), *costs] for mine, costs in known if costs[0]]
             table = COST_TITLES[columns], ["model", "method", *columns], lines
-            if any(known) and table not in tables:
+            if any(map(of, members)) and table not in tables:
                 tables.append(table)
     return tables
 
 
-def _failed(mine: Sequence[Cell], rest: list[str]) -> list[str]:
-    """Return the status of a member without costs, whose rows failed, and the rest of its line; empty for others, such
-    as on a server."""
+def _failed(mine: Sequence[Cell]) -> str:
+    """Return the status of a member without costs, whose rows failed; "" of others, such as on a server."""
     whole = all(cell.value is None for cell in mine)
     statuses = [cell.cost_failed or (cell.failed if whole and cell.has_failed else "") for cell in mine]
-    return next(([f"failed: {status}", *rest] for status in statuses if status), [])
+    return next((f"failed: {status}" for status in statuses if status), "")
 
 
 def _names(mine: Sequence[Cell], found: Sequence[Cell]) -> list[str]:
