@@ -242,18 +242,24 @@ def test_the_interval_of_a_difference_of_shares_is_cut_to_what_is_possible() -> 
 
 
 def test_a_failed_row_leaves_neither_half_of_its_targets_in_the_quality() -> None:
-    """Each text is copied as well as it is guessed, so nothing is copied beyond guessing, whichever row fails."""
-    shares = (0.1, 0.3, 0.5, 0.9)
-    whole = []
-    for repeat, share in enumerate(shares):
-        other = (repeat - 1) % 4  # the control is scored on the target of the repeat before it
-        scores = {"copy": share, "control": shares[other], "control_repeat": other, "scored": 50, "context": 202}
-        whole.append(replace(row(100, repeat, 0.0), scores=scores))
+    """Each text is copied as well as it is guessed, so nothing is copied beyond guessing, whichever row fails, and no
+    method more than another."""
+
+    def measured(method: str, shares: tuple[float, ...]) -> list[Row]:
+        others = [(repeat - 1) % 4 for repeat in range(4)]  # a control is scored on the target of the repeat before
+        halves = [{"copy": shares[i], "control": shares[j], "control_repeat": j} for i, j in enumerate(others)]
+        return [
+            replace(row(100, i, 0.0), method=method, scores=half | {"scored": 50, "context": 202})
+            for i, half in enumerate(halves)
+        ]
+
+    whole, better = measured("full", (0.1, 0.3, 0.5, 0.9)), measured("topk:k=4", (0.2, 0.6, 0.4, 0.8))
     for lost in range(4):
-        measured = [row(100, repeat, None) if repeat == lost else one for repeat, one in enumerate(whole)]
-        (cell,) = cells(measured, {"settings": {}, "models": {}})
+        some = [row(100, repeat, None) if repeat == lost else one for repeat, one in enumerate(whole)]
+        cell, other = cells([*some, *better], {"settings": {}, "models": {}})
         assert (cell.value, cell.n, cell.statuses) == (pytest.approx(0.0), 2, {"oom": 1})
         assert cell.details["copy"] == pytest.approx(cell.details["control"])
+        assert (other.difference, other.pairs) == (pytest.approx(0.0), 2)
     (cell,) = cells(whole, {"settings": {}, "models": {}})
     assert (cell.value, cell.low, cell.high) == (0.0, None, None)  # no text differs from another
     (cell,) = cells(whole[:1], {"settings": {}, "models": {}})  # of a run that has just begun
