@@ -48,6 +48,12 @@ PROTOCOLS = {
     "as in Liu et al. 2024",
     "probe": "after a text is read, a slice of it is predicted again: warm-up tokens + scored tokens",
 }
+DIFFERENCES = (
+    "From the first curve, in tokens, with 95 % intervals, paired by the texts that both were measured on; models with "
+    "different tokenizers are compared in characters, unpaired. p is without correction for several tests. If curves "
+    "were measured at different lengths, the interval also covers the difference at the common lengths, and p is the "
+    "larger of the two."
+)
 CURVE_COLUMNS = (
     *WHOSE, "length", "depth", "n", "scored", "context", "distance", "copy", "copy_low", "copy_high",
     "control", "control_low", "control_high", "memory_index", "status",
@@ -191,6 +197,7 @@ class CurveReport(TaskReport):
             "draws_quality": bool(curves),
             "tables": [_recall_table(curves)] if not several and any(one.map for one in curves) else [],
             "differences": [_difference(one) for one in group_differences(curves)],
+            "about_differences": DIFFERENCES,
         }
 
     def summary(self) -> dict[str, Any]:

@@ -50,12 +50,7 @@ def _curves(own: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from [f"- {plain(remark)}" for remark in own["remarks"]] + [""]
     if own["differences"]:
-        yield from (
-            "Differences from the first, in tokens unless another unit is given; p is without correction for several "
-            "tests. If two curves were measured at different lengths, the interval also covers the difference at the "
-            "common lengths, and p is the larger of the two:",
-            "",
-        )
+        yield from (f"Differences in memory lengths. {own['about_differences']}", "")
         yield from markdown_table(DIFFERENCE, ([one[key] for key in DIFFERENCE] for one in own["differences"]))
 
 

@@ -137,8 +137,7 @@ def legend(found: Sequence[Cell]) -> str:
     first = f"{marks}: paired over the same examples, p < {LEVEL} after Holm"
     if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
         first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
-    few = 0 < min((cell.n for cell in found if cell.n), default=0) < FEW
-    return f"{first}; {WINS}: wins, ties, losses{MORE if few else ''}"
+    return f"{first}; {WINS}: wins, ties, losses{MORE if any(0 < cell.n < FEW for cell in found) else ''}"
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
