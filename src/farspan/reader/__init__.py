@@ -229,7 +229,7 @@ def _evicting(work: Iterable[Work], eviction: Eviction) -> Iterator[Work]:
     for one in work:
         if one.num_scored:
             one = replace(one, num_before=eviction.kept_to_answer(one.num_before))
-        elif scored and one.num_before:
+        elif scored:
             one = replace(one, num_before=0, num_tokens=one.num_before + one.num_tokens)
         scored = one.num_scored > 0
         yield one

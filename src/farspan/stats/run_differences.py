@@ -23,8 +23,8 @@ class Difference:
     curves. p is that of the two-sided t test with this s: below 0.05 if the interval excludes 0. A crossing below the
     shortest length judged may be anywhere below it: the interval covers all these values, and p is the largest of them.
 
-    Lengths that only one curve measured make a difference by interpolation alone. Where both cover such a length, the
-    interval also covers that of the lengths that both measured, and p is the larger of the two.
+    Lengths that only one curve measured can make a difference by interpolation alone. If the other covers such a
+    length, the interval also covers the difference at the common lengths, and p is the larger of the two.
     """
 
     name: str  # one of COMPARED
