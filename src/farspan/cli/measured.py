@@ -155,16 +155,16 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
         flops, seconds = sum(cost.flops for cost in costs), sum(cost.seconds or 0.0 for cost in costs)
         total = f"all: {sum(cost.tokens for cost in costs):,} tokens, {flops / 1e12:,.3g} TFLOP"
         console.print_line(total + (f", {shown_time(seconds)}" if timed else ""))
-    weights = dict(sorted(known, key=lambda one: one[1].longest))  # by model, the cost of the longest context
-    for model, cost in weights.items():
+    longest = dict(sorted(known, key=lambda one: one[1].longest))  # by model, the cost of the longest context
+    for model, cost in longest.items():
         size = f"{cost.weight_bytes / 2**30:,.3g} GiB"
         console.print(f"{model}: the weights need a further {size}", markup=False, highlight=False)
         if (trained := cost.trained_length) is not None and cost.longest > trained:
             beyond = f"contexts of up to {cost.longest:,} tokens exceed the trained length of {trained:,} tokens"
             console.print(f"{model}: {beyond}", markup=False, highlight=False)
-    if weights:
+    if longest:
         console.print("memory: keys and values, one attention mask and one block of logits; no weights, no activations")
-    if weights and not timed:
+    if longest and not timed:
         console.print("time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12")
     refused: dict[tuple[str, str], list[str]] = {}
     slow: dict[str, None] = {}  # each line once
