@@ -76,11 +76,14 @@ def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
     for group in by_task(found):
         members = by_member(group)
         for columns, of in ((COSTS, costs_of), (SERVER_COSTS, server_costs_of)):
-            none = ["-"] * (len(columns) - 1)
-            known = [(mine, of(mine) or [_failed(mine), *none]) for mine in members]
-            lines = [[*_names(mine, group), *costs] for mine, costs in known if costs[0]]
+            costs, none = [of(mine) for mine in members], ["-"] * (len(columns) - 1)
+            lines = [
+                [*_names(mine, group), *(known or [failed, *none])]
+                for mine, known in zip(members, costs, strict=True)
+                if known or (failed := _failed(mine))
+            ]
             table = COST_TITLES[columns], ["model", "method", *columns], lines
-            if any(map(of, members)) and table not in tables:
+            if any(costs) and table not in tables:
                 tables.append(table)
     return tables
 
