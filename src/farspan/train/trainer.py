@@ -275,7 +275,7 @@ def run(
     if watch.plan:
         for callback in callbacks:
             callback.prepare(model, trainer.processing_class)
-        _end_plan(watch.notice, how, read, row, checkpoint)
+        _end_plan(watch.notice, how, read, row, checkpoint, finished=finished is not None)
     if finished is not None:
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
@@ -304,16 +304,15 @@ def _with_state(model: Any, state: dict[str, torch.Tensor]) -> Any:
 
 
 def _end_plan(
-    notice: Notice, how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None
+    notice: Notice, how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None, *, finished: bool
 ) -> NoReturn:
     """Call `notice` with a line about the steps of a planned training; raise OnlyPlanned."""
     line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"
     if row is not None:
         line += f" of {row:,} tokens: {how.rows_per_step * row:,} tokens a step, {read['tokens']:,} in all"
-    if checkpoint is not None and checkpoint.name == f"checkpoint-{how.steps}":
-        line += f"; the training is finished ({checkpoint.name}): nothing would be trained"
-    elif checkpoint is not None:
-        line += f"; the training continues from {checkpoint.name}"
+    if checkpoint is not None:
+        ended = f"is finished ({checkpoint.name}): nothing would be trained"
+        line += f"; the training {ended if finished else f'continues from {checkpoint.name}'}"
     notice(line)
     raise OnlyPlanned
 
