@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 
 import farspan
+from farspan.cepe.saving import ADAPTER
 from farspan.measuring import trackers
 from farspan.report import cepe_training as cepe_report
 from farspan.report import training as smt_report
@@ -36,7 +38,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import added_parameters, tiny_encoder
-from tiny import close, tiny_model
+from tiny import assert_same_weights, close, tiny_model, weights
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 
@@ -304,14 +306,8 @@ def ready(settings: CepeSettings) -> tuple[farspan.LM, DocumentRows]:
     return lm, prepare(settings, lm, TrainingWatch())
 
 
-def added(settings: CepeSettings) -> dict[str, Tensor]:
-    return load_file(Path(settings.out) / "cepe_adapter.safetensors")
-
-
-def assert_same(one: CepeSettings, other: CepeSettings) -> None:
-    a, b = added(one), added(other)
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+added = partial(weights, file=ADAPTER)
+assert_same = partial(assert_same_weights, file=ADAPTER)
 
 
 def log(settings: CepeSettings) -> list[dict[str, Any]]:

@@ -217,14 +217,14 @@ def write_lines(path: Path, records: Iterable[object]) -> str:
     return str(path)
 
 
-def weights(settings: Any) -> dict[str, Tensor]:
+def weights(settings: Any, file: str = "model.safetensors") -> dict[str, Tensor]:
     """Return the weights that a training of these settings has saved."""
-    return load_file(Path(settings.out) / "model.safetensors")
+    return load_file(Path(settings.out) / file)
 
 
-def assert_same_weights(one: Any, other: Any) -> None:
+def assert_same_weights(one: Any, other: Any, file: str = "model.safetensors") -> None:
     """Check that two trainings have saved the same weights."""
-    a, b = weights(one), weights(other)
+    a, b = weights(one, file), weights(other, file)
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
