@@ -456,10 +456,11 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     figure = drawn(tmp_path / "out")
     assert list(figure) == ["recall-1"]
     head, first, *_ = shown.table(0)
-    assert head == ["model", "depth", "distance", "copy", "control", "memory index"]
+    assert head == ["model", "depth", "distance", "memory index", "copy", "control"]
     assert first[:3] == ["small", "0", "1,385"]
-    assert first[3].startswith("0.495 [")
-    _, copy, _, control, index = figure["recall-1"]["data"]
+    assert first[3].startswith("0.369 [")
+    assert first[4].startswith("0.495 [")
+    _, copy, _, control, _, index = figure["recall-1"]["data"]
     assert index["y"] == pytest.approx([0.99375, 0.68125, 0.36875])
     assert copy["x"] == control["x"] == [385, 885, 1385]
     assert copy["y"] == pytest.approx([0.995, 0.745, 0.495])

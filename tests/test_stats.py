@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm, ttest_1samp
+from scipy.stats import t as student
 
 from farspan import stats
 from farspan.record import Row
-from farspan.stats import headlines, memory_lengths
+from farspan.stats import headlines, joint_test, memory_lengths
 from farspan.tasks.published import read_authors_file
 
 LLAMA3_8B = Path(__file__).parent / "data" / "llama3_8b_forgetting_curve.json"
@@ -313,6 +315,78 @@ def test_a_lucky_length_is_no_memory_and_it_is_said() -> None:
     found = stats.summarise(one, bootstraps=100).paper_coarse
     assert (found.value, found.low) == (1400, 0)
     assert "joint test" in found.reason
+
+
+def unevenly_measured(excess: np.ndarray, few: int) -> stats.MeasuredCurve:
+    """A curve of six texts, of which length `few` has two."""
+    copy, control = 0.4 + excess, np.full(excess.shape, 0.4)
+    copy[2:, few], control[2:, few] = np.nan, np.nan
+    lengths = np.arange(1, 9) * 64
+    return stats.MeasuredCurve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+
+
+@pytest.mark.parametrize("few", [1, 3, 7])
+def test_one_length_of_few_texts_does_not_hide_a_memory_that_the_others_show(few: int) -> None:
+    rng = np.random.default_rng(few)
+    found = stats.summarise(unevenly_measured((np.arange(8) < 5) * 0.45 + rng.normal(0, 0.08, (6, 8)), few))
+    assert found.half_life.low > 0
+    assert "joint test" not in found.half_life.reason
+
+
+@pytest.mark.parametrize("few", [0, 1, 7])
+def test_the_joint_test_shows_a_memory_in_5_of_100_models_without_one(few: int) -> None:
+    rng, trials = np.random.default_rng(few), 400
+    curves = (unevenly_measured(rng.normal(0, 0.05, (6, 8)), few) for _ in range(trials))
+    shown = sum(stats.established(one, "gap", stats.JOINT_LEVEL) > 0 for one in curves)
+    assert 0.02 * trials <= shown <= 0.085 * trials  # three standard deviations of chance around 5 %
+
+
+@pytest.mark.parametrize("repeats", [2, 6])
+def test_the_statistic_of_a_whole_curve_is_the_largest_t_of_its_windows(repeats: int) -> None:
+    curves = np.random.default_rng(0).normal(0.2, 1, (40, repeats, 5))
+    largest = [max(ttest_1samp(one[:, :end].sum(1), 0).statistic for end in range(1, 6)) for one in curves]
+    assert np.array_equal(np.argsort(joint_test._statistic(curves, False)), np.argsort(largest))
+    normal = norm.isf(student.sf(np.array(largest), repeats - 1))
+    assert joint_test._statistic(curves, False) == pytest.approx(normal, rel=0.1 if repeats == 2 else 0.01)
+
+
+def test_the_memory_index_of_repeats_has_its_mean_and_its_jackknife_error() -> None:
+    rng = np.random.default_rng(0)
+    control = rng.uniform(0.1, 0.7, (5, 8))
+    copy = control + rng.uniform(0, 1, (5, 8)) * (1 - control)
+    copy[3:, 2], control[3:, 2] = np.nan, np.nan
+    lengths = np.arange(1, 9) * 64
+    one = stats.MeasuredCurve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+    found = stats.index_by_repeat(one)
+    assert np.allclose(stats.measured_mean(found), stats.memory_index(one))
+    for at in range(8):
+        kept = np.flatnonzero(np.isfinite(copy[:, at]))
+        one_left_out = [np.setdiff1d(kept, r) for r in kept]
+        index = [(copy[o, at] - control[o, at]).mean() / (1 - control[o, at]).mean() for o in one_left_out]
+        n = len(kept)
+        error = math.sqrt((n - 1) / n * np.sum((np.array(index) - np.mean(index)) ** 2))
+        assert found[kept, at].std(ddof=1) / math.sqrt(n) == pytest.approx(error)
+
+
+def test_the_memory_index_of_repeats_is_0_where_the_control_leaves_nothing_to_remember() -> None:
+    one = stats.curve(rows((1.0, 1.0, 0.9, 0.9), 1.0))
+    assert stats.index_by_repeat(one)[:, :2].tolist() == [[0.0, 0.0]] * len(one.copy)
+
+
+@pytest.mark.parametrize("noise", ["of the accuracy", "of the index"])
+@pytest.mark.parametrize("index", [0.0, 0.5])
+def test_the_interval_of_the_memory_index_holds_the_truth_where_texts_differ_in_control(
+    index: float, noise: str
+) -> None:
+    rng, held, trials, lengths = np.random.default_rng(0), 0, 1000, np.array([64])
+    for _ in range(trials):
+        control = rng.uniform(0.1, 0.8, (6, 1))
+        sigma = 0.1 * (1 - control) if noise == "of the index" else 0.05
+        copy = control + index * (1 - control) + rng.normal(0, 1, (6, 1)) * sigma
+        one = stats.MeasuredCurve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+        (low,), (high,) = stats.interval(stats.index_by_repeat(one))
+        held += low <= index <= high
+    assert 0.93 * trials <= held <= 0.97 * trials
 
 
 def test_an_area_below_0_lies_inside_its_interval() -> None:

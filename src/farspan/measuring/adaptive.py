@@ -209,7 +209,8 @@ def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
 
 def end_of_amnesia(curve: stats.MeasuredCurve) -> int | None:
     """Return the third amnesia length in a row; None if there is none yet."""
-    lost = stats.index_upper(curve) < AMNESIA  # False where there are too few repeats for an interval
+    _, upper = stats.interval(stats.index_by_repeat(curve), 0.9)
+    lost = upper < AMNESIA  # False where there are too few repeats for an interval
     for end in range(AMNESIA_LENGTHS, len(lost) + 1):
         if lost[end - AMNESIA_LENGTHS : end].all():
             return int(curve.lengths[end - 1])

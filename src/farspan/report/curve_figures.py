@@ -153,8 +153,8 @@ def _text(one: CurveMember, point: Point) -> list[str]:
     if one.map is not None:
         lines[1] += f", depth {depth_names(one.everywhere.depths.tolist())[point['depth']]}"
         lines.append(f"distance {point['distance']:,.0f} tokens")
-    lines += [f"{half} {half_of(point, half)}" for half in ("copy", "control")]
-    return [*lines, f"memory index {point['memory_index']:.3f}", counted(point["n"], "repeat")]
+    lines += [f"{name.replace('_', ' ')} {ranged(point, name)}" for name in ("copy", "control", "memory_index")]
+    return [*lines, counted(point["n"], "repeat")]
 
 
 def why_missing(point: Point) -> str:
@@ -162,6 +162,6 @@ def why_missing(point: Point) -> str:
     return ", ".join(part.partition(" ")[2] for part in str(point["status"]).split("; "))
 
 
-def half_of(point: Point, half: str) -> str:
-    """Return copy or control of a point with its interval."""
-    return with_interval(point[half], point[f"{half}_low"], point[f"{half}_high"])
+def ranged(point: Point, name: str) -> str:
+    """Return copy, control or memory index of a point with its interval."""
+    return with_interval(point[name], point[f"{name}_low"], point[f"{name}_high"])

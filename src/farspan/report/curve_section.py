@@ -16,7 +16,7 @@ from farspan.report.contrasts import (
     robustness_lines,
     text_tests,
 )
-from farspan.report.curve_figures import curve_figure, half_of, index_figure, map_figure, recall_figure, why_missing
+from farspan.report.curve_figures import curve_figure, index_figure, map_figure, ranged, recall_figure, why_missing
 from farspan.report.curves import (
     HEADLINE,
     CurveMember,
@@ -38,7 +38,7 @@ from farspan.report.task_report import TaskReport
 from farspan.stats import Difference
 from farspan.terminal import Terminal
 
-RECALL = ("depth", "distance", "copy", "control", "memory index")
+RECALL = ("depth", "distance", "memory index", "copy", "control")
 LEADING = ("half_life", "reach", "span")
 COLUMNS = (*LEADING, "fine", "coarse")
 PAPER_COLUMNS = ("paper_fine", "paper_coarse")
@@ -56,7 +56,7 @@ DIFFERENCES = (
 )
 CURVE_COLUMNS = (
     *WHOSE, "length", "depth", "n", "scored", "context", "distance", "copy", "copy_low", "copy_high",
-    "control", "control_low", "control_high", "memory_index", "status",
+    "control", "control_low", "control_high", "memory_index", "memory_index_low", "memory_index_high", "status",
 )  # fmt: skip
 LENGTH_COLUMNS = (
     *WHOSE, "trained_length", "repeats", "measure", "tokens", "low", "high", "censored", "interval_censored",
@@ -294,8 +294,8 @@ def _recall(one: CurveMember) -> list[list[str]]:
         (point,) = one.points(depth)
         numbers = [why_missing(point), "not measured", "", ""]
         if "copy" in point:
-            halves = [half_of(point, half) for half in ("copy", "control")]
-            numbers = [f"{point['distance']:,.0f}", *halves, number(point["memory_index"])]
+            means = [ranged(point, name) for name in ("memory_index", "copy", "control")]
+            numbers = [f"{point['distance']:,.0f}", *means]
         lines.append([name, *numbers])
     return lines
 

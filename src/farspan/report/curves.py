@@ -78,21 +78,22 @@ class CurveMember(Member):
         Points without a result have a count of 0 and the statuses of their rows."""
         rows = [replace(row, depth=0.0) for row in self.rows if row.depth == depth]
         curve = stats.curve(rows)
-        index, column = stats.memory_index(curve), self.everywhere.depths.tolist().index(depth)
+        column = self.everywhere.depths.tolist().index(depth)
         distance = dict(zip(self.everywhere.lengths.tolist(), self.everywhere.distance[:, column], strict=True))
-        halves = {
+        numbers = {
             name: (stats.measured_mean(values), *stats.bands(values))
             for name, values in (("copy", curve.copy), ("control", curve.control))
         }
+        numbers["memory_index"] = (stats.memory_index(curve), *stats.interval(stats.index_by_repeat(curve)))
         found = []
         for i, length in enumerate(curve.lengths.tolist()):
             point = {"length": length, "depth": depth, "n": int(np.isfinite(curve.copy[:, i]).sum())}
             point["status"] = statuses(row for row in rows if row.length == length)
             if curve.measured[i]:
                 point |= {"scored": int(curve.scored[i]), "context": int(curve.context[i])}
-                point |= {"distance": float(distance[length]), "memory_index": float(index[i])}
-                for name, half in halves.items():
-                    ends = zip((name, f"{name}_low", f"{name}_high"), half, strict=True)
+                point["distance"] = float(distance[length])
+                for name, number in numbers.items():
+                    ends = zip((name, f"{name}_low", f"{name}_high"), number, strict=True)
                     point |= {key: float(values[i]) for key, values in ends}
             found.append(point)
         return found

@@ -10,7 +10,7 @@ from farspan.stats.forgetting_curves import (
     curve,
     curves,
     gap,
-    index_upper,
+    index_by_repeat,
     label,
     memory_index,
     memory_map,

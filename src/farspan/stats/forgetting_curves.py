@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from farspan.record import Row, latest
-from farspan.stats.intervals import interval, measured_mean
+from farspan.stats.intervals import measured_mean
 
 MIN_SCORED = 32  # tokens; a length with fewer is too noisy for a threshold
 CONTAMINATED_CONTROL = 0.8
@@ -222,11 +222,18 @@ def index_of(copy: Float[np.ndarray, "*cells"], control: Float[np.ndarray, "*cel
     return np.divide(copy - control, left, out=np.zeros_like(left), where=left > 0)
 
 
-def index_upper(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
-    """Return the upper end of the one-sided 95 % interval (Student's) of the memory index; NaN under two repeats."""
-    _, upper = interval(curve.copy - curve.control, 0.9)
-    left = 1.0 - measured_mean(curve.control)
-    return np.divide(upper, left, out=np.where(np.isnan(upper), np.nan, 0.0), where=left > 0)
+def index_by_repeat(curve: MeasuredCurve) -> Float[np.ndarray, "repeats lengths"]:
+    """Return values whose mean over repeats is the memory index, with the spread of its jackknife pseudo-values (Tukey
+    1958, Annals of Mathematical Statistics 29).
+
+    The index is a ratio of means. Its value in one repeat is not defined where that repeat's control is perfect.
+    """
+    remembered, left = curve.copy - curve.control, 1.0 - curve.control
+    count, index = np.isfinite(remembered).sum(0), memory_index(curve)
+    rest, rest_left = np.nansum(remembered, 0) - remembered, np.nansum(left, 0) - left
+    without = np.divide(rest, rest_left, out=np.where(np.isnan(rest), np.nan, 0.0), where=rest_left > 1e-9)
+    deviations = (1 - count) * without
+    return deviations - measured_mean(deviations) + index
 
 
 def between(curve: MeasuredCurve, length: float) -> tuple[int, int]:

@@ -5,9 +5,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float
 
-from farspan.stats.forgetting_curves import MeasuredCurve, is_judged
-from farspan.stats.headlines import FINE, LEVELS
-from farspan.stats.intervals import measured_mean
+from farspan.stats.forgetting_curves import MeasuredCurve, index_by_repeat, is_judged
+from farspan.stats.headlines import LEVELS
 
 JOINT_SAMPLES = 4000  # simulated to calibrate the test
 JOINT_REPEATS = 40  # more are calibrated like this number, which is slightly conservative
@@ -18,37 +17,49 @@ def established(curve: MeasuredCurve, name: str, level: float) -> float:
     CROSSINGS, exceeds its threshold, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. Return 0
     if there is none, and under two repeats.
 
-    For a repeat r at length L, d = c - 0.99 for `fine`, c - M for "gap", c - M - 0.01 for `coarse`, else (c - M) -
-    threshold · (1 - M), whose mean exceeds 0 exactly where the curve exceeds its threshold. The null hypothesis is
-    that no length from L on exceeds it. The statistic is the largest Student's t of means of d over windows of lengths:
-    those that begin at L, and for `fine`, which may need warm-up, also short ones that begin later. Lengths are tested
-    in order up to the first not rejected, so that all tests together have the error probability of one. The quantile is
-    simulated under independent normal noise; noise shared by lengths makes the windows more alike and the test
-    conservative.
+    For a repeat r at length L, d = c - 0.99 for `fine`, c - M - 0.01 for `coarse`, else m - threshold, with m of
+    `index_by_repeat`. Its mean exceeds 0 exactly where the curve exceeds its threshold. The null hypothesis is that no
+    length from L on exceeds it. The statistic is the largest Student's t, on a normal scale, of means of d over
+    windows of lengths: those that begin at L, and for `fine`, which may need warm-up, also short ones that begin later.
+    Lengths are tested in order up to the first not rejected, so that all tests together have the error probability of
+    one. The quantile is simulated under independent normal noise, with the repeats that each length has; noise shared
+    by lengths makes the windows more alike and the test conservative.
     """
-    judged = is_judged(curve)
-    lengths, copy, control = curve.lengths[judged], curve.copy[:, judged], curve.control[:, judged]
-    if name == "fine":
-        excess = copy - FINE
-    else:
-        excess = copy - control - LEVELS.get(name, 0.0) * (1.0 if name == "coarse" else 1.0 - control)
+    tested = {"fine": curve.copy, "coarse": curve.copy - curve.control}
+    excess = tested.get(name, index_by_repeat(curve)) - LEVELS.get(name, 0.0)
     count = np.isfinite(excess).sum(0)
-    lengths, excess, count = lengths[count > 1], excess[:, count > 1], count[count > 1]
-    if len(count) == 0:
-        return 0.0
-    mean = measured_mean(excess)
-    deviation = np.where(np.isfinite(excess), excess - mean, 0.0) / np.sqrt(count * (count - 1))
-    limit = _joint_quantile(min(int(count.min()), JOINT_REPEATS), len(count), name == "fine", level)
+    usable = is_judged(curve) & (count > 1)
+    lengths, excess, count = curve.lengths[usable], excess[:, usable], count[usable]
     found = 0.0
     for first in range(len(count)):
-        begins, ends = _windows(len(count) - first, anywhere=name == "fine")
-        means = _window_sums(mean[first:], begins, ends)
-        error = np.sqrt((_window_sums(deviation[:, first:], begins, ends) ** 2).sum(0))
-        t = np.divide(means, error, out=np.where(means > 0, np.inf, -np.inf), where=error > 1e-12)
-        if t.max() <= limit:
+        repeats = tuple(int(one) for one in np.minimum(count[first:], JOINT_REPEATS))
+        if _statistic(excess[:, first:], name == "fine") <= _joint_quantile(repeats, name == "fine", level):
             break
         found = float(lengths[first])
     return found
+
+
+def _statistic(excess: Float[np.ndarray, "*samples repeats lengths"], anywhere: bool) -> Float[np.ndarray, "*samples"]:
+    """Return the largest t of the windows of the joint test. NaN: not measured; each length has two repeats or more.
+
+    A window's t has the degrees of freedom of the repeats that its variance comes from (after Satterthwaite 1946,
+    Biometrics Bulletin 2: n - 1 where every length has n). Wallace's normal scale (1959, Annals of Mathematical
+    Statistics 30) makes windows of few and of many repeats comparable; without it, one length of two repeats would
+    decide the quantile alone.
+    """
+    begins, ends = _windows(excess.shape[-1], anywhere=anywhere)
+    is_measured = np.isfinite(excess)
+    count = is_measured.sum(-2, keepdims=True)
+    mean = np.nansum(excess, -2, keepdims=True) / count
+    shares = is_measured / (count * (count - 1.0))
+    deviation = np.where(is_measured, excess - mean, 0.0) / np.sqrt(count * (count - 1))
+    means = _window_sums(mean, begins, ends)[..., 0, :]
+    error = np.sqrt((_window_sums(deviation, begins, ends) ** 2).sum(-2))
+    t = np.divide(means, error, out=np.where(means > 0, np.inf, -np.inf), where=error > 1e-12)
+    variance = _window_sums(shares, begins, ends)
+    freedom = variance.sum(-2) ** 2 / (variance**2).sum(-2) - 1
+    scale = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom)
+    return np.asarray((np.sign(t) * scale * np.sqrt(np.log1p(t**2 / freedom))).max(-1))
 
 
 def _windows(lengths: int, *, anywhere: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -68,13 +79,14 @@ def _window_sums(values: Float[np.ndarray, "*samples lengths"], begins: np.ndarr
     return sums[..., ends] - sums[..., begins]
 
 
-@lru_cache(maxsize=256)
-def _joint_quantile(repeats: int, lengths: int, anywhere: bool, level: float) -> float:
-    """Return the 1 - level quantile of the joint test's statistic under the null hypothesis."""
+@lru_cache(maxsize=1024)
+def _joint_quantile(repeats: tuple[int, ...], anywhere: bool, level: float) -> float:
+    """Return the 1 - level quantile of the statistic under the null hypothesis, with the `repeats` of each length."""
     rng = np.random.default_rng(0)
-    begins, ends = _windows(lengths, anywhere=anywhere)
-    largest = []
-    for _ in range(JOINT_SAMPLES // 200):
-        sums = _window_sums(rng.standard_normal((200, repeats, lengths)), begins, ends)
-        largest.append((sums.mean(1) / (sums.std(1, ddof=1) / np.sqrt(repeats))).max(1))
+    most = max(repeats)
+    is_measured = np.arange(most)[:, None] < np.array(repeats)
+    largest = [
+        _statistic(np.where(is_measured, rng.standard_normal((200, most, len(repeats))), np.nan), anywhere)
+        for _ in range(JOINT_SAMPLES // 200)
+    ]
     return float(np.quantile(np.concatenate(largest), 1 - level))
