@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from farspan.loading.places import folder_of
 from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
 from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
-from farspan.report.runs import Source
+from farspan.report.runs import Source, read_run, unfinished
 from farspan.stats import Difference, tost
 from farspan.terminal import Terminal
 
@@ -476,6 +477,44 @@ def test_what_an_unfinished_baseline_lacks_is_named_and_nothing_is_equal(
     assert any(said in line for line in found.as_data()["remarks"])
     assert compare(whole, part).verdict == "undecided"
     assert compare(whole, whole).verdict == "equal"
+
+
+def test_the_first_lines_name_the_rows_that_a_cut_run_lacks_and_the_command_that_measures_them(
+    baseline: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(baseline, cut)
+    lines = (cut / "rows.jsonl").read_text().splitlines(keepends=True)
+    (cut / "rows.jsonl").write_text("".join(lines[:-3]) + lines[-3][:90])  # a last line torn by a kill
+    header = json.loads((cut / "run.json").read_text())
+    header["sessions"][-1]["command"] = ["/opt/bin/farspan", "compare", "demo", "--out", "a b"]
+    (cut / "run.json").write_text(json.dumps(header))
+    expected = "3 of the 48 rows planned for demo. `farspan compare demo --out 'a b'` measures them"
+    assert expected in unfinished(read_baseline(cut))
+    pytest.importorskip("jinja2")
+    pytest.importorskip("plotly")
+    done = farspan("report", cut, "--out", tmp_path / "report")
+    assert expected in done.stderr
+    markdown = (tmp_path / "report/report.md").read_text().replace("\\", "")
+    assert expected in markdown[: markdown.index("##")]
+    page = unescape((tmp_path / "report/report.html").read_text())
+    assert expected in page[page.index("<h1>") : page.index("<h2")]
+    done = farspan("check", cut, "demo", "--out", tmp_path / "run", "--json", *CPU)
+    assert expected in done.stderr[: done.stderr.index("changes from the baseline")]
+    assert expected in last_line(done)["unfinished"]
+
+
+def test_rows_of_a_method_or_depth_that_was_not_begun_are_missing(tmp_path: Path) -> None:
+    library.measure(["demo"], ["full"], ["passkey:depths=3"], lengths=(256, 384), repeats=2, out=tmp_path / "run")
+    source = read_run(tmp_path / "run")
+    assert unfinished(source) == ""
+    settings = source.header["settings"]
+    later = replace(source, header=source.header | {"settings": settings | {"methods": ["full", "sinks:window=64"]}})
+    assert "it lacks 12 of the 24 rows planned for demo." in unfinished(later)
+    assert "1 of the 12 rows" in unfinished(replace(source, rows=source.rows[:-1]))
+    unknown = replace(source, header=source.header | {"settings": settings | {"repeats": None}})
+    assert "it lacks at least 1 rows." in unfinished(replace(unknown, rows=source.rows[:-1]))
+    assert unfinished(replace(unknown, header=source.header | {"settings": settings | {"lengths": "auto"}})) == ""
 
 
 def test_curves_that_chose_their_lengths_may_differ_in_them(baseline: Path) -> None:

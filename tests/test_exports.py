@@ -32,7 +32,7 @@ from farspan.report.exports.every_eval_ever import _result
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
-from farspan.report.runs import Source, grouped, read_run, unfinished
+from farspan.report.runs import Source, read_run, unfinished
 from farspan.stats import MemoryLength, summarise
 
 from tiny import CODE
@@ -326,13 +326,13 @@ def test_partial_runs_are_exported_with_a_line(changed: Callable[[Change], Path]
     done = farspan("export", folder, "--to", "every-eval-ever", "--json")
     assert done.exit_code == 0, done.output
     assert "2 of 32 rows have no result and are left out, first: oom: no memory" in done.stderr
-    assert "at least 4 rows are missing" in done.stderr
+    assert "it lacks 4 of the 36 rows planned for demo." in done.stderr
     assert all(Path(path).exists() for path in last_line(done)["written"])
 
 
 def test_a_whole_run_lacks_nothing(run: Path) -> None:
     source = read_run(run)
-    assert unfinished(source, grouped([source])) == ""
+    assert unfinished(source) == ""
 
 
 @pytest.mark.parametrize("to", [name for name in FORMATS if name not in ("parquet", "csv")])

@@ -18,6 +18,7 @@ from farspan.cli.options import (
     err,
     one_line_errors,
     option,
+    print_notice,
 )
 from farspan.terminal import Terminal
 
@@ -64,10 +65,12 @@ def check(
         from farspan.record import read_header
         from farspan.report.changes import compare, print_changes
         from farspan.report.progress import Display
-        from farspan.report.runs import Source, of_model
+        from farspan.report.runs import Source, of_model, unfinished
         from farspan.report.terminal import failed_rows
 
         before = read_baseline(baseline, baseline_model)
+        if lacking := unfinished(before):
+            print_notice(lacking)
         console = err if as_json else Terminal()
         with Display(console) as display:
             watch = Watch(display.start, display.row, display.notice)
@@ -83,7 +86,13 @@ def check(
         console.print_line(f"verdict: {found.verdict}", style="bold red" if found.verdict == "worse" else "bold")
         console.print_line(f"measurements of the model: {measured.folder}")
         if as_json:
-            about = {"baseline": str(baseline), "run": str(measured.folder), "model": model, "tolerances": tolerances}
+            about = {
+                "baseline": str(baseline),
+                "unfinished": lacking,
+                "run": str(measured.folder),
+                "model": model,
+                "tolerances": tolerances,
+            }
             print(json.dumps(about | found.as_data() | {"failed_rows": num_failed}))
         if found.verdict == "worse":
             raise typer.Exit(WORSE)

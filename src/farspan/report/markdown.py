@@ -19,6 +19,8 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
         files: names of the CSV files beside it.
     """
     lines = [f"# {plain(context['title'])}", ""]
+    for line in context["unfinished"]:
+        lines += [f"**{plain(line[0].upper() + line[1:])}.**", ""]
     for section in context["groups"]:
         lines += [f"## {plain(section['title'])}", ""]
         lines += [plain(section["own"]["verdict"]), ""] if section["own"]["verdict"] else []

@@ -20,7 +20,7 @@ from farspan.report.cells import cells_of
 from farspan.report.export import quality_table, write_csv
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.markdown import markdown_page
-from farspan.report.runs import grouped, read_sources, unfinished
+from farspan.report.runs import grouped, read_sources
 from farspan.report.sections import contents
 from farspan.terminal import shown
 
@@ -46,14 +46,13 @@ def write_report(
     assert not any("</script" in script.lower() for script in scripts)
     sources = read_sources(folders, notice)
     groups = grouped(sources, MEMBERS)
-    for source in sources:
-        if line := unfinished(source, groups):
-            notice(line)
     out = Path(out)
     refuse_file(out)
     _refuse_others(out)
     parts = reports(groups, out)
     context = contents(sources, groups, parts)
+    for line in context["unfinished"]:
+        notice(line)
     drawn = {
         figure["id"]: {"data": figure["data"], "layout": figure["layout"]}
         for section in context["groups"]

@@ -1,9 +1,11 @@
 """Runs read from disk, and their rows grouped by task: the input of every table and figure."""
 
+import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress
+from itertools import compress, product
 from pathlib import Path
 from typing import Any
 
@@ -374,36 +376,46 @@ def _endings(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def unfinished(source: Source, groups: Sequence[Group]) -> str:
-    """Return a line that says how many rows a run, one of those in `groups`, lacks at least; "" if none is known to be
-    missing."""
-    if not (count := _num_missing(source, groups)):
+def unfinished(source: Source) -> str:
+    """Return a line that says how many of the rows that run.json plans a run lacks, and how to measure them; "" if none
+    is known to be missing."""
+    planned, missing, is_exact = _planned(source)
+    if not missing:
         return ""
-    return (
-        f"the run {source.name} is not finished: at least {count:,} rows are missing. Repeat its command to measure "
-        "them; the numbers are of those measured"
-    )
+    models = list(source.header["models"])
+    whose = models[0] if len(models) == 1 else f"{len(models)} models"
+    count = f"{missing:,} of the {planned:,} rows planned for {whose}" if is_exact else f"at least {missing:,} rows"
+    given = [list(map(str, session.get("command", []))) for session in source.header["sessions"]]
+    commands = dict.fromkeys(shlex.join(["farspan", *one[1:]]) for one in given if one and _is_farspan(one[0]))
+    fix = f"`{min(commands)}` measures them" if len(commands) == 1 else "Repeat its command to measure them"
+    return f"the run {source.name} is not finished: it lacks {count}. {fix}; all numbers are of the others"
 
 
-def _num_missing(source: Source, groups: Sequence[Group]) -> int:
-    """Return how many rows an unfinished run lacks at least, from the lengths and repeats that it records; 0 where it
-    chose its lengths while it measured, and of a search, which measures some tasks at some lengths."""
-    settings = source.header["settings"]
-    if settings.get("lengths") == "auto" or "search" in settings:
-        return 0
-    missing = 0
-    for group in groups:
-        if not (every := [member for member in group.members if member.source is source and member.rows]):
-            continue
-        given = settings.get("lengths")
-        lengths = given if isinstance(given, list) else {n for member in every for n in member.lengths}
-        repeats = settings.get("repeats") or max(_repeats(member.rows) for member in every)
-        for member in every:
-            refused = {length for length, status in member.failures.items() if status == "refused"}
-            for length in set(lengths) - refused:
-                missing += max(0, repeats - _repeats(member.rows_at.get(length, [])))
-    return missing
+def _is_farspan(program: str) -> bool:
+    return Path(program).stem == "farspan" or Path(program).parts[-2:] == ("farspan", "__main__.py")
 
 
-def _repeats(rows: Iterable[Row]) -> int:
-    return len({row.repeat for row in rows})
+def _planned(source: Source) -> tuple[int, int, bool]:
+    """Return how many rows the models in run.json have according to its settings, how many of these are missing, and
+    whether both are exact. They are lower limits where the lengths, repeats or depths are not known, and 0 where
+    the run chose its lengths while it measured, and of a search, which measures some tasks at some lengths."""
+    settings, models = source.header["settings"], source.header["models"]
+    given, repeats = settings.get("lengths"), settings.get("repeats")
+    if given == "auto" or "search" in settings or "methods" not in settings:
+        return 0, 0, False
+    found = rows_of(source.header, source.rows)
+    planned, missing, is_exact = 0, 0, bool(given and repeats)
+    for spec in settings["tasks"]:
+        rows = [row for (task, *_), some in found.items() if task == spec for row in some]
+        is_exact = is_exact and bool(rows)
+        lengths = set(given or (row.length for row in rows))
+        known = repeats or len({row.repeat for row in rows})
+        depths = len({row.depth for row in rows if row.status != "refused"}) or 1
+        begun = [name for name in models if spec in models[name].get("tasks", {})]
+        for model, method in product(begun, settings["methods"]):
+            mine = found.get((spec, model, method), [])
+            refused = {row.length for row in mine if row.status == "refused"}
+            counts = Counter(row.length for row in mine)
+            planned += known * depths * len(lengths - refused)
+            missing += sum(max(0, known * depths - counts[length]) for length in lengths - refused)
+    return planned, missing, is_exact

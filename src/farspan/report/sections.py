@@ -13,7 +13,7 @@ from farspan.report.export import bounds, counted, number, p_value, three_digits
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, place
-from farspan.report.runs import Group, Source, short_names
+from farspan.report.runs import Group, Source, short_names, unfinished
 from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
@@ -43,6 +43,7 @@ def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence
         known += one["costs"]
     return page | {
         "title": _title([_name(group, part_of[id(group)]) for group in groups], sources),
+        "unfinished": [line for source in sources if (line := unfinished(source))],
         "groups": sections,
         "examples": _examples(sources),
         "failures": failures(sources),

@@ -93,7 +93,7 @@ def measured_part(source: Source, notice: Notice) -> Source:
             )
         notice(f"{len(missing):,} of {len(source.rows):,} rows have no result and are left out, {first}")
     groups = grouped([source])
-    if line := unfinished(source, groups):
+    if line := unfinished(source):
         notice(line)
     undirected = [group.spec for group in groups if group.entry["quality"]["higher_is_better"] is None]
     if undirected:
