@@ -67,5 +67,5 @@ def shows(printed: str, shown: str) -> None:
 
 def masked(line: str) -> str:
     """Return a line without its numbers and rules."""
-    line = re.sub(r"[─━]+|[▲▼=](?=\s|$)|p [<=] ", " ", line)
-    return " ".join(re.sub(r"[<>+-]?(\d[\d,.]*\d|\d|∞)", "#", line).split())
+    line = re.sub(r"[─━]+|[▲▼·](?=\s|$)|p [<=] ", " ", line)
+    return " ".join(re.sub(r"[<>]?[+-]?(\d[\d,.]*\d|\d|∞)", "#", line).split())

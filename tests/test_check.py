@@ -20,7 +20,7 @@ from farspan.loading.places import folder_of
 from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
 from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
-from farspan.report.runs import Source, read_run, unfinished
+from farspan.report.runs import Source, read_run, same_weights, unfinished
 from farspan.stats import Difference, tost
 from farspan.terminal import Terminal
 
@@ -336,7 +336,7 @@ def test_a_length_beyond_those_measured_and_the_p_of_what_is_undecided_are_print
     )
     print_changes(Comparison([one]), Terminal(width=120))
     line = next(line.split() for line in capsys.readouterr().out.splitlines() if "reach" in line)
-    assert line[1:3] == [">2,048", "2,000"]
+    assert line[1:4] == [">2,048", "2,000", "<-48"]
     assert " ".join(line).endswith("undecided, p = 0.090")
 
 
@@ -480,7 +480,7 @@ def test_what_an_unfinished_baseline_lacks_is_named_and_nothing_is_equal(
 
 
 def test_the_first_lines_name_the_rows_that_a_cut_run_lacks_and_the_command_that_measures_them(
-    baseline: Path, tmp_path: Path
+    baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = tmp_path / "cut"
     shutil.copytree(baseline, cut)
@@ -499,9 +499,24 @@ def test_the_first_lines_name_the_rows_that_a_cut_run_lacks_and_the_command_that
     assert expected in markdown[: markdown.index("##")]
     page = unescape((tmp_path / "report/report.html").read_text())
     assert expected in page[page.index("<h1>") : page.index("<h2")]
+    library.open_run(cut).results.print_tables(Terminal(width=300))
+    assert capsys.readouterr().out.startswith(f"the run cut is not finished: it lacks {expected}")
     done = farspan("check", cut, "demo", "--out", tmp_path / "run", "--json", *CPU)
     assert expected in done.stderr[: done.stderr.index("changes from the baseline")]
     assert expected in last_line(done)["unfinished"]
+
+
+def test_models_with_the_same_weights_are_named(baseline: Path) -> None:
+    whole = read_baseline(baseline)
+    about = whole.header["models"]["demo"]
+
+    def as_copy(**more: Any) -> Source:
+        rows = [replace(row, model="copy") for row in whole.rows]
+        return replace(whole, header=whole.header | {"models": {"copy": about | more}}, rows=rows)
+
+    assert compare(whole, as_copy()).remarks[0].startswith("demo, copy have the same weights (fingerprint ")
+    assert same_weights([whole, as_copy(fingerprint="another")]) == same_weights([whole, whole]) == []
+    assert same_weights([as_copy(architecture=None), whole]) == []  # of a server
 
 
 def test_rows_of_a_method_or_depth_that_was_not_begun_are_missing(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import cells as report
 from farspan.report.page import write_report
 from farspan.report.sections import contents
-from farspan.report.tables import print_comparison, write_comparison
+from farspan.report.tables import WINS, print_comparison, write_comparison
 from farspan.report.terminal import Results
 from farspan.tasks import Quality, task
 from farspan.tasks.cost import BoundCost
@@ -175,7 +175,7 @@ def test_verdicts_are_of_what_is_certain_and_know_which_way_is_better() -> None:
     shift = {"full": 0.0, "better": -1.0, "worse": 1.0, "same": 0.0}
     rows = [row(how, str(i), i + by + 0.1 * noise[k, i]) for k, (how, by) in enumerate(shift.items()) for i in range(8)]
     verdicts = {cell.method: cell.verdict for cell in report.cells(rows, HEADER)}
-    assert verdicts == {"full": "", "better": "win", "worse": "loss", "same": "tie"}
+    assert verdicts == {"full": "", "better": "win", "worse": "loss", "same": "not shown"}
 
 
 def test_rounding_that_all_examples_have_is_no_win() -> None:
@@ -184,7 +184,7 @@ def test_rounding_that_all_examples_have_is_no_win() -> None:
     full, better, worse = report.cells(rows, HEADER)
     assert better.p_holm is not None
     assert better.p_holm < 0.02
-    assert (full.verdict, better.verdict, worse.verdict) == ("", "tie", "loss")
+    assert (full.verdict, better.verdict, worse.verdict) == ("", "not shown", "loss")
 
 
 def test_a_cell_whose_cost_failed_has_its_reason() -> None:
@@ -567,7 +567,7 @@ def test_the_command_prints_tables_draws_and_ends_with_what_failed(
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["failed_cells"] == 2
     assert len(summary["cells"]) == 6
-    assert "W/T/L" in result.stderr
+    assert WINS in result.stderr
     assert "refused" in result.stderr
     for name in ("compare.png", "compare.svg", "compare.md", "compare.csv"):
         assert (tmp_path / "run" / name).stat().st_size > 200
@@ -608,7 +608,10 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
     assert "<b>gpt2" not in page
     assert "seconds to the first token" in page
     assert "First examples" in page
-    assert "| W/T/L |" in (tmp_path / "page" / "report.md").read_text()
+    markdown = (tmp_path / "page" / "report.md").read_text()
+    assert f"| {WINS} |" in markdown
+    for text in (page, markdown):
+        assert "not corrected for the number of comparisons: p can be above 0.05 beside one without 0." in text
 
 
 @pytest.mark.parametrize(
@@ -650,12 +653,16 @@ def test_default_lengths_leave_the_targets_context(lm: LM, tmp_path: Path) -> No
 
 
 def test_a_table_marks_wins_and_counts_them() -> None:
-    rows = [row(how, str(i), i + by) for how, by in (("full", 0.0), ("better", -1.0)) for i in range(6)]
+    shift = {"full": (0.0, 0.0), "better": (-1.0, 0.0), "alike": (0.1, 0.5)}
+    rows = [row(how, str(i), i + by + noise * (-1) ** i) for how, (by, noise) in shift.items() for i in range(8)]
     console = Terminal(record=True, width=160)
     print_comparison(report.cells(rows, HEADER), console)
     shown = console.export_text()
-    assert "4.482 ▲" in shown
+    assert "12.2 ▲" in shown
+    assert "36.6 ·" in shown
     assert "1/0/0" in shown
+    assert "0/1/0" in shown
+    assert "· no difference shown" in shown
 
 
 def test_two_refused_questions_of_one_task_are_both_named(tokenizer: Any, text: str, tmp_path: Path) -> None:

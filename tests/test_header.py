@@ -111,7 +111,7 @@ def test_results_hold_what_each_command_prints_as_json(tmp_path: Any, drawn: Non
     header["settings"]["compared"] = True
     compared = Results(measured, header, tmp_path).as_data()
     assert {"run", "cells", "failed_cells", "pictures"} == compared.keys()
-    assert [cell["verdict"] for cell in compared["cells"]] == ["", "tie"]
+    assert [cell["verdict"] for cell in compared["cells"]] == ["", "not shown"]
 
 
 def test_a_damaged_task_in_a_header_is_refused() -> None:

@@ -694,7 +694,7 @@ def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> Non
 def test_models_with_equal_lengths_are_said_to_tie(tmp_path: Path) -> None:
     equal = [row(n, r, v, model="org/large") for r in range(4) for n, v in CURVE.items()]
     shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", equal))
-    assert any(text.startswith("small and large tie for the longest half-life, ") for text in shown.texts)
+    assert any(text.startswith("small and large have the longest half-life, ") for text in shown.texts)
     assert not any("has the longest" in text for text in shown.texts)
 
 
@@ -893,7 +893,7 @@ def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) 
     ends = np.exp([low[1], high[1]])
     assert line["text"][1].split("<br>")[1:] == [
         "length 512", f"nats per token 1.550 [{low[1]:.3f}, {high[1]:.3f}]",
-        f"perplexity 4.711 [{ends[0]:.3f}, {ends[1]:.3f}]", "accuracy 0.500", "2 examples",
+        f"perplexity 4.71 [{ends[0]:.2f}, {ends[1]:.2f}]", "accuracy 0.500", "2 examples",
     ]  # fmt: skip
     assert gain["text"][1].split("<br>")[1:] == ["length 512", "gain 0.500 [0.500, 0.500]"]
 

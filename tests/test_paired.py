@@ -654,7 +654,7 @@ def test_differences_are_said_with_what_they_are_of() -> None:
     short = LENGTHS[LENGTHS <= 8000]
     found = stats.differences(run(5000, short), run(9000, short), names=("old", "new"))
     half_life = difference_line(found[0])
-    assert half_life == "half-life: old 5,000, new >8,000: +3,000 [+3,000, ∞] tokens, p = 0.031, 6 shared targets"
+    assert half_life == "half-life: old 5,000, new >8,000: >+3,000 [+3,000, ∞] tokens, p = 0.031, 6 shared targets"
 
 
 def test_results_are_data() -> None:
@@ -679,10 +679,34 @@ def test_a_difference_of_0_is_printed_without_a_sign(half_lives: tuple[float, fl
     short = LENGTHS[LENGTHS <= 8000]
     a, b = (run(one, short) for one in half_lives)
     found = of(stats.differences(a, b), "half_life")
-    assert (found.value, found.interval) == (0, "[-∞, ∞]")
+    assert (found.value, found.interval) == (0, "")
     for value in (0.0, -0.0, 0.3, -0.4):
-        assert " >8,000: 0 [-∞, ∞] tokens" in difference_line(replace(found, value=value))
+        assert " >8,000: not known, p unknown" in difference_line(replace(found, value=value))
+        assert replace(found, value=value, censored=()).known == "0"
+    found = replace(found, censored=())
     assert replace(found, value=1.0, low=-0.4, high=2.0).interval == "[0, +2]"
+
+
+@pytest.mark.parametrize(
+    ("value", "censored", "below", "known"),
+    [
+        (-173.0, (), (0.0, 0.0), "-173"),
+        (-301.0, (), (0.0, 128.0), "<-173"),  # of 301 and less than 128
+        (301.0, (), (128.0, 0.0), ">+173"),
+        (-100.0, ("a",), (0.0, 0.0), "<-100"),
+        (-400.0, ("a",), (0.0, 128.0), "<-272"),
+        (100.0, ("b",), (0.0, 0.0), ">+100"),
+        (0.0, ("a", "b"), (0.0, 0.0), "not known"),
+        (0.0, (), (128.0, 128.0), "not known"),
+    ],
+)
+def test_a_difference_of_bounds_is_a_bound(
+    value: float, censored: tuple[str, ...], below: tuple[float, float], known: str
+) -> None:
+    one = Difference("reach", ("a", "b"), (0, 0), value, None, 200.0, None, 4, censored, 1.0, 3.0, below=below)
+    assert one.known == known
+    assert (one.interval == "") == (known == "not known")
+    assert replace(one, value=0.0, low=0.0, high=0.0).known == "0"  # the same curve
 
 
 def test_a_difference_without_a_p_has_the_reason() -> None:

@@ -130,7 +130,7 @@ def test_of_several_tasks_one_is_named(lm: LM) -> None:
         measured.plot()
     with pytest.raises(ValueError, match=r"task 'recall' is unknown; known are perplexity:.*, curve:"):
         measured.plot(task="recall")
-    assert text_of(measured._repr_html_()).count("W/T/L") == 4  # head and legend of two tables
+    assert text_of(measured._repr_html_()).count("▲/·/▼") == 4  # head and legend of two tables
     assert measured._repr_html_().count("<img") == 2
 
 

@@ -2,8 +2,8 @@
 
 The first model under the first method is the baseline. A cell is one model under one method at one task and length.
 It wins or loses where the mean difference from the baseline over the same examples is not 0 (p of the paired t test
-below 0.05 after Holm's correction over all cells of the task) and is more than rounding; otherwise it ties. Examples of
-models with another tokenizer consist of other tokens: such cells have no verdict.
+below 0.05 after Holm's correction over all cells of the task) and is more than rounding; otherwise no
+difference is shown. Examples of models with another tokenizer consist of other tokens: such cells have no verdict.
 """
 
 from collections import Counter
@@ -23,6 +23,8 @@ SERVER = ("requests", "prompt_tokens", "cached_share")
 NOT_RECORDED = ("run", "name", "cost_failed", "cost_reason")  # fields that only tables need
 SLICED = "curve"  # task of the rows whose depths are slices of one text
 ROUNDING = 5e-4  # difference of scores (nats, shares): reading a model in two ways gives less, but in all examples
+NOT_SHOWN = "not shown"  # the verdict where no difference from the baseline is
+UNCORRECTED = "intervals are not corrected for the number of comparisons: p can be above 0.05 beside one without 0"
 Interval = tuple[float | None, float | None]
 
 
@@ -47,7 +49,7 @@ class Cell:
     difference_high: float | None = None
     p: float | None = None
     p_holm: float | None = None  # corrected over the task's cells
-    verdict: str = ""  # win, tie, loss; "" of the baseline and where nothing is paired
+    verdict: str = ""  # win, loss, or not shown; "" of the baseline and where nothing is paired
     failed: str = ""  # status of the rows without a result
     reason: str = ""
     prefill_rate: float | None = None  # tokens per second
@@ -293,7 +295,7 @@ def _verdict(cell: Cell, corrected: float | None, higher_is_better: bool | None)
     if corrected is None or cell.difference is None or higher_is_better is None:
         return ""
     if corrected >= LEVEL or abs(cell.difference) < ROUNDING:
-        return "tie"
+        return NOT_SHOWN
     return "win" if (cell.difference > 0) == higher_is_better else "loss"
 
 

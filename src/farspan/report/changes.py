@@ -22,11 +22,11 @@ import numpy as np
 from scipy.special import stdtrit
 
 from farspan.record import Row
-from farspan.report.cells import by_example, in_nats, independent
+from farspan.report.cells import UNCORRECTED, by_example, in_nats, independent
 from farspan.report.curves import CurveMember, spoken
-from farspan.report.export import number
+from farspan.report.export import number, three_digits
 from farspan.report.kinds import MEMBERS
-from farspan.report.runs import Group, Member, Source, cost_rows, grouped
+from farspan.report.runs import Group, Member, Source, cost_rows, grouped, same_weights
 from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,
@@ -34,6 +34,7 @@ from farspan.stats import (
     as_lengths,
     differences,
     holm,
+    known_difference,
     mean_error,
     signed_tokens,
     tost,
@@ -57,7 +58,7 @@ MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; cos
 LEGEND = (
     "equal: the 90 % interval of the change (not shown) is within the tolerance (two one-sided tests, p < 0.05); "
     "worse, better: p < 0.05, two-sided, after Holm; for a cost, the 95 % interval is beyond the tolerance; "
-    "undecided: p after Holm"
+    f"undecided: p after Holm; the {UNCORRECTED}"
 )
 NUMERICS = ("dtype", "attention")  # of a model; they change costs and, by rounding, all numbers
 
@@ -127,7 +128,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
             five points of accuracy, or 0.05 nats.
     """
     found: list[Change] = []
-    remarks, lacking = list[str](), list[str]()
+    remarks, lacking = same_weights((baseline, now)), list[str]()
     theirs = {(group.spec, one.method): one for group in grouped([now], MEMBERS) for one in group.members if one.rows}
     for group in grouped([baseline], MEMBERS):
         for one in (one for one in group.members if one.rows):
@@ -355,10 +356,12 @@ def _line(one: Change, tasks: bool) -> list[str]:
     name = one.name if one.length is None else f"{one.name} {one.length:,}"
     name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
     values = one.baseline, one.now
-    shown = [number(value) for value in values]
+    shown = [three_digits(value) if one.kind == "perplexity" else number(value) for value in values]
+    difference, change = one.difference, write(one.difference.value)
     if one.kind == "memory":
         shown = [str(length) for length in as_lengths(("baseline", "model"), values, one.censored, one.below)]
-    difference = one.difference
+        is_longer = "baseline" in one.censored, "model" in one.censored
+        change = known_difference(difference.value, is_longer, one.below)
     has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high
     ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""
     unit = " nats" if in_nats(one.name) else {"memory": "", "score": " pt"}.get(one.kind, " %")
@@ -366,4 +369,4 @@ def _line(one: Change, tasks: bool) -> list[str]:
     verdict: str = one.verdict
     if verdict == "undecided" and one.p_holm is not None:
         verdict += f", p = {one.p_holm:.3f}"
-    return [name, *shown, f"{write(difference.value)}{ends}{unit}", f"±{margin}{unit}", verdict]
+    return [name, *shown, f"{change}{ends}{unit}", f"±{margin}{unit}", verdict]

@@ -15,7 +15,6 @@ from farspan.stats import (
     differences,
     differences_in_characters,
     holm,
-    signed_tokens,
 )
 from farspan.stats.text_robustness import Half, Robustness, robustness
 
@@ -56,7 +55,7 @@ def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
 
 
 def longest_memory(curves: Sequence[CurveMember]) -> str:
-    """Return in one sentence which curve of a group has the longest half-life, or which tie for it, which of the others
+    """Return in one sentence which curve of a group has the longest half-life, or which share it, which of the others
     are shorter beyond chance, and for which that could not be tested. If several half-lives exceed the lengths
     measured, spans are compared. Empty if unknown."""
     shown = [one for one in curves if one.summary is not None and len(one.measured.lengths) > 1]
@@ -90,7 +89,7 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
     untested = [one.name for one in others if one.name not in p]
     longest = f"{best.name} has the longest {spoken(name)}, {value}"
     if tied:
-        longest = f"{best.name} and {_named(tied)} tie for the longest {spoken(name)}, {value}"
+        longest = f"{best.name} and {_named(tied)} have the longest {spoken(name)}, {value} each"
     unknown = f"; that of {_named(untested)} could not be tested" if untested else ""
     if not shorter:
         equal = f", but no other is shorter beyond chance (p ≥ {LEVEL:g} after Holm)" if rest else ""
@@ -164,7 +163,7 @@ def difference_line(one: Difference) -> str:
     """Return a difference between two curves as a line."""
     first, second = as_lengths(one.curves, one.values, one.censored, one.below)
     how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
-    value = " ".join(part for part in (signed_tokens(one.value), one.interval, one.unit) if part)
+    value = " ".join(part for part in (one.known, one.interval, one.unit if one.is_known else "") if part)
     name = one.name.replace("_", "-")
     return f"{name}: {one.curves[0]} {first}, {one.curves[1]} {second}: {value}, {_p(p_of_difference(one))}, {how}"
 

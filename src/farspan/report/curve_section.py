@@ -331,7 +331,7 @@ def _difference(one: Difference) -> dict[str, str]:
         "first": one.curves[0],
         "second": one.curves[1],
         "name": one.name.replace("_", "-"),
-        "value": f"{stats.signed_tokens(one.value)} {'' if one.unit == 'tokens' else one.unit}".strip(),
+        "value": f"{one.known} {one.unit if one.unit != 'tokens' and one.is_known else ''}".strip(),
         "interval": one.interval,
         "p": p_of_difference(one),
         "pairs": f"{one.pairs:,}" if one.pairs else "unpaired",

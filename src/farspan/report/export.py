@@ -129,6 +129,11 @@ def three_digits(number: float) -> str:
     return f"{number:,.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
+def written_as(cell: Cell) -> Callable[[float], str]:
+    """Return how to write the quality of a cell: perplexities with three significant digits, else as `number`."""
+    return three_digits if cell.exp else number
+
+
 def bounds(
     low: float | None, high: float | None, write: Callable[[float], str] = number, *, high_is_beyond: bool = False
 ) -> str:
@@ -141,6 +146,12 @@ def bounds(
 def with_interval(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
     """Write a number with its interval, where there is one."""
     return f"{number(value, sign)} {bounds(low, high, lambda end: number(end, sign))}".strip()
+
+
+def quality_of(cell: Cell) -> str:
+    """Write the quality of a cell with its interval, where there is one."""
+    value = "" if cell.value is None else written_as(cell)(cell.value)
+    return f"{value} {bounds(cell.low, cell.high, written_as(cell))}".strip()
 
 
 def numbers(name: str, values: np.ndarray, *, share: bool = False) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of
-from farspan.report.export import counted, with_interval
+from farspan.report.export import counted, quality_of, with_interval
 from farspan.report.figure import Failed, Figure, Heat, Line, Rule, pareto_front, sample_size
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
@@ -133,7 +133,7 @@ def point(cell: Cell) -> list[str]:
     if cell.exp and cell.value is not None:
         ends = [None if end is None else float(np.log(end)) for end in (cell.low, cell.high)]
         lines.append(f"nats per token {with_interval(float(np.log(cell.value)), ends[0], ends[1])}")
-    lines.append(f"{cell.quality} {with_interval(cell.value, cell.low, cell.high)}")
+    lines.append(f"{cell.quality} {quality_of(cell)}")
     lines += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
     if cell.difference is not None:
         ends = [cell.difference_low, cell.difference_high]
@@ -163,7 +163,7 @@ def cost_figure(found: Sequence[Cell], price: str, higher_is_better: bool | None
         cost = cost_of(cell, price)
         if cost is None or cell.value is None:
             continue
-        text = [cell.name, f"{cell.quality} {with_interval(cell.value, cell.low, cell.high)}", f"{cost:,.4g}"]
+        text = [cell.name, f"{cell.quality} {quality_of(cell)}", f"{cost:,.4g}"]
         low, high = (np.array([end], float) for end in (cell.low, cell.high))
         lines.append(
             Line(cell.name, [cost], [cell.value], order.index(cell.whose), low, high, [text], "cost", "points")

@@ -19,14 +19,14 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
         files: names of the CSV files beside it.
     """
     lines = [f"# {plain(context['title'])}", ""]
-    for line in context["unfinished"]:
+    for line in context["notes"]:
         lines += [f"**{plain(line[0].upper() + line[1:])}.**", ""]
     for section in context["groups"]:
         lines += [f"## {plain(section['title'])}", ""]
         lines += [plain(section["own"]["verdict"]), ""] if section["own"]["verdict"] else []
         if section["own"].get("kind") == "curve":
             lines += _curves(section["own"])
-        lines += _quality(section)
+        lines += _quality(section, context["about_paired"])
         for table in section["own"]["tables"]:
             lines += [f"{plain(table['title'])}:", "", *markdown_table(table["head"], table["lines"])]
     for test in context["text_tests"]:
@@ -63,7 +63,7 @@ def _curve(line: Mapping[str, Any], count: int) -> list[object]:
     return [*about, *(f"{cell['value']} {cell['interval']}".strip() for cell in line["cells"]), line["repeats"]]
 
 
-def _quality(section: Mapping[str, Any]) -> Iterator[str]:
+def _quality(section: Mapping[str, Any], about_paired: str) -> Iterator[str]:
     yield from (f"{section['quality'].capitalize()}, by length in {section['unit']}, 95 % interval over examples.", "")
     lines = (
         [line["name"], line["method"], line["run"], _trained(line), *map(_cell, line["cells"]), *line["more"]]
@@ -74,7 +74,7 @@ def _quality(section: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{table['title'].capitalize()}:", "")
         yield from markdown_table(table["head"], table["lines"])
     if section["paired"]:
-        yield from ("Differences from the first line over the same examples, p after Holm:", "")
+        yield from (f"Paired differences. {about_paired}", "")
         yield from markdown_table(PAIRED, ([one[key] for key in PAIRED] for one in section["paired"]))
 
 

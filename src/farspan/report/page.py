@@ -34,7 +34,8 @@ def write_report(
     """Write report.html and report.md of some runs into a folder, with quality.csv and the CSV files of the runs'
     tasks; return their paths.
 
-    Runs without rows are left out, each with a notice; a notice also names runs that are not finished.
+    Runs without rows are left out, each with a notice; notices also name runs that are not finished, and models with
+    the same weights.
 
     Raises:
         ValueError: no run with rows, a folder with something other than a run, an output folder with files of these
@@ -51,7 +52,7 @@ def write_report(
     _refuse_others(out)
     parts = reports(groups, out)
     context = contents(sources, groups, parts)
-    for line in context["unfinished"]:
+    for line in context["notes"]:
         notice(line)
     drawn = {
         figure["id"]: {"data": figure["data"], "layout": figure["layout"]}

@@ -188,7 +188,7 @@ def _lines(one: PerplexityMember) -> Iterator[dict[str, Any]]:
 
 def _line(where: str, point: Point) -> list[str]:
     """Return nats with their interval, perplexity, accuracy, and the gain where it is known."""
-    cells = [where, _mean(point, "nats"), f"{np.exp(point['nats']):,.2f}", number(point["accuracy"])]
+    cells = [where, _mean(point, "nats"), three_digits(float(np.exp(point["nats"]))), number(point["accuracy"])]
     return [*cells, _mean(point, "gain")] if "gain" in point else cells
 
 

@@ -7,18 +7,22 @@ from typing import Any
 import numpy as np
 
 from farspan.record import flat
-from farspan.report.cells import Cell, by_member, cells_of
+from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
 from farspan.report.example import ShownExample, examples
-from farspan.report.export import bounds, counted, number, p_value, three_digits
+from farspan.report.export import bounds, counted, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, place
-from farspan.report.runs import Group, Source, short_names, unfinished
+from farspan.report.runs import Group, Source, same_weights, short_names, unfinished
 from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
 FOLD = 600  # tokens, at most, of an example shown open
+ABOUT_PAIRED = (
+    "From the baseline, the first line, over the same examples, in the unit of the score (nats for perplexity), with "
+    f"95 % intervals; p after Holm. The {UNCORRECTED}."
+)
 FEW_LENGTHS = 10  # at most, of a table shown open
 EXAMPLES = 1_000_000  # characters of all examples together, to keep the page small
 FRONT = "Dashed: the Pareto front of the means: no point is better in both quality and cost."
@@ -32,7 +36,7 @@ def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence
         parts: the results of all groups.
     """
     shown = {one.source.name for group in groups for one in group.members}
-    page: dict[str, Any] = {"meanings": {}, "text_tests": []}
+    page: dict[str, Any] = {"meanings": {}, "text_tests": [], "about_paired": ABOUT_PAIRED}
     for part in parts:
         page |= part.summary()
     part_of = {id(group): part for part in parts for group in part.groups}
@@ -43,7 +47,7 @@ def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence
         known += one["costs"]
     return page | {
         "title": _title([_name(group, part_of[id(group)]) for group in groups], sources),
-        "unfinished": [line for source in sources if (line := unfinished(source))],
+        "notes": [*filter(None, map(unfinished, sources)), *same_weights(sources)],
         "groups": sections,
         "examples": _examples(sources),
         "failures": failures(sources),
@@ -154,12 +158,11 @@ def _cell(cell: Cell) -> dict[str, Any]:
     """Return the quality at a length with its interval and details; the status and reason where rows failed."""
     if cell.value is None:
         return {"value": cell.failed or "–", "interval": "", "why": cell.reason, "more": []}
-    written = three_digits if cell.exp else number
     more = [f"{np.log(cell.value):.3f} nats"] if cell.exp else []
     more += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
     more += [f"{count} {status}" for status, count in cell.statuses.items()]
-    interval = bounds(cell.low, cell.high, written)
-    return {"value": marked(cell, written), "interval": interval, "why": counted(cell.n, "example"), "more": more}
+    interval = bounds(cell.low, cell.high, written_as(cell))
+    return {"value": marked(cell), "interval": interval, "why": counted(cell.n, "example"), "more": more}
 
 
 def _paired(cell: Cell) -> dict[str, str]:

@@ -1,27 +1,26 @@
 """Tables of quality by model, method and length, for a terminal and as files of a run folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from farspan.files import write
-from farspan.report.cells import Cell, by_member, by_task, failures
+from farspan.report.cells import NOT_SHOWN, Cell, by_member, by_task, failures
 from farspan.report.export import (
     bounds,
     markdown_table,
     number,
     plain,
+    quality_of,
     quality_table,
-    three_digits,
-    with_interval,
     write_csv,
+    written_as,
 )
 from farspan.report.figure import sample_size
 from farspan.report.runs import short_names
 from farspan.stats import LEAST_PAIRS, LEVEL
 from farspan.terminal import Terminal
 
-WINS = "W/T/L"
 COSTS = ("tokens", "tok/s in", "tok/s out", "weights + context + activations")
 SERVER_COSTS = ("tokens", "requests", "prompt tokens", "from the cache")
 COST_TITLES = {  # by the costs in the table
@@ -32,19 +31,20 @@ COST_TITLES = {  # by the costs in the table
 FURTHER = "number of examples with a result, and means of further scores"
 FEW = 8  # examples, whose intervals are wide: Student's quantile is above 2.4
 MORE = f"; intervals of fewer than {FEW} examples are wide: measure more (--repeats)"
-MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
+MARKS = {"win": "▲", NOT_SHOWN: "·", "loss": "▼", "": ""}
+WINS = "/".join(filter(None, MARKS.values()))
 Head = list[str]
 Lines = list[list[str]]
 
 
 def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
-    """Return head and lines of the table of one task: quality at each length, its interval in a line below it, and
-    wins, ties and losses."""
+    """Return head and lines of the table of one task: quality at each length, its interval in a line below it, and how
+    often the member is better, not shown to differ, and worse."""
     lengths = sorted({cell.length for cell in found})
     head = ["model", "method", *(f"{length:,}" for length in lengths), WINS]
 
     def quality(cell: Cell) -> str:
-        return f"{marked(cell)}\n{bounds(cell.low, cell.high, three_digits if cell.exp else number)}".rstrip()
+        return f"{marked(cell)}\n{bounds(cell.low, cell.high, written_as(cell))}".rstrip()
 
     return head, [[*_names(mine, found), *map(quality, mine), wins(mine, found)] for mine in by_member(found)]
 
@@ -100,14 +100,14 @@ def _names(mine: Sequence[Cell], found: Sequence[Cell]) -> list[str]:
 
 
 def wins(mine: Sequence[Cell], found: Sequence[Cell]) -> str:
-    """Return how often one member wins, ties and loses.
+    """Return how often one member is better, not shown to differ, and worse.
 
     Args:
         mine: the cells of one member.
         found: the cells of all members; the first is the baseline.
     """
     verdicts = [cell.verdict for cell in mine]
-    counts = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
+    counts = "/".join(str(verdicts.count(verdict)) for verdict in MARKS if verdict)
     return counts if any(verdicts) else "baseline" if mine[0] is found[0] else ""
 
 
@@ -136,11 +136,11 @@ def _longest_with(cost: str, mine: Sequence[Cell]) -> Cell | None:
 
 def legend(found: Sequence[Cell]) -> str:
     """Return what the marks of a comparison mean."""
-    marks = "▲ better, ▼ worse than the baseline, the first line, = neither"
+    marks = "▲ better, ▼ worse than the baseline, the first line, · no difference shown"
     first = f"{marks}: paired over the same examples, p < {LEVEL} after Holm"
     if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
         first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
-    return f"{first}; {WINS}: wins, ties, losses{MORE if any(0 < cell.n < FEW for cell in found) else ''}"
+    return f"{first}; {WINS}: how many of each{MORE if any(0 < cell.n < FEW for cell in found) else ''}"
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
@@ -175,7 +175,7 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
         if one.n or one.statuses:
             line = {"model": short[one.model]} if several[0] else {}
             line |= {"method": one.method} if several[1] else {}
-            line |= {one.unit: f"{one.length:,}", quality["name"]: with_interval(one.value, one.low, one.high)}
+            line |= {one.unit: f"{one.length:,}", quality["name"]: quality_of(one)}
             line |= {name.replace("_", " "): number(one.details.get(name)) for name in details}
             rates = {"tokens/s": one.tokens_per_second, "kept": one.kept}
             line |= {"examples": str(one.n), **{name: "" if x is None else _rate(x) for name, x in rates.items()}}
@@ -203,11 +203,11 @@ def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     return [path, write_csv(Path(folder) / "compare.csv", quality_table(found))]
 
 
-def marked(cell: Cell, write: Callable[[float], str] = number) -> str:
+def marked(cell: Cell) -> str:
     """Return the quality of a cell with the mark of its verdict, or its status."""
     if cell.value is None:
         return cell.failed or "-"
-    return f"{write(cell.value)} {MARKS[cell.verdict]}".strip()
+    return f"{written_as(cell)(cell.value)} {MARKS[cell.verdict]}".strip()
 
 
 def _rate(value: float | None) -> str:

@@ -13,7 +13,7 @@ from farspan.report.figure import Figure, Heat
 from farspan.report.figures import PRICES, cost_figure, group_figure
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.picture import draw_grid
-from farspan.report.runs import Source, grouped, unfinished
+from farspan.report.runs import Source, grouped, same_weights, unfinished
 from farspan.report.tables import print_comparison, print_costs, write_comparison
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
@@ -80,7 +80,8 @@ class Results:
             console.print_line(f"picture: {path}")
 
     def print_tables(self, console: Terminal) -> None:
-        if line := unfinished(self.source):  # of a run that was opened, not measured
+        # a run that was opened, not measured, can be unfinished
+        for line in filter(None, (unfinished(self.source), *same_weights([self.source]))):
             console.print_line(line, style="yellow")
         if self.source.is_comparison:
             print_comparison(self._every_cell, console)

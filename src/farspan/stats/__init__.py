@@ -47,4 +47,11 @@ from farspan.stats.intervals import (
 )
 from farspan.stats.joint_test import established
 from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise
-from farspan.stats.run_differences import Difference, as_lengths, differences, differences_in_characters, signed_tokens
+from farspan.stats.run_differences import (
+    Difference,
+    as_lengths,
+    differences,
+    differences_in_characters,
+    known_difference,
+    signed_tokens,
+)

@@ -12,6 +12,7 @@ from farspan.stats.intervals import LEAST_PAIRS, has_no_width, two_sided, welch_
 from farspan.stats.memory_lengths import MemoryLength
 
 COMPARED = ("half_life", "reach", "span", "fine")
+UNKNOWN = "not known"
 MEASURED = ("lengths", "copy", "control")  # what memory lengths follow from
 
 
@@ -42,8 +43,22 @@ class Difference:
     below: tuple[float, float] = (0.0, 0.0)  # the values are smaller than these and written as 0; 0: measured
 
     @property
+    def known(self) -> str:
+        """The difference as text without its unit, as `known_difference`."""
+        first, second = (name in self.censored for name in self.curves)
+        is_same = self.low is not None and self.low == self.high
+        return signed_tokens(self.value) if is_same else known_difference(self.value, (first, second), self.below)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is a number or a bound."""
+        return self.known != UNKNOWN
+
+    @property
     def interval(self) -> str:
-        """The interval as text; "" if it has no width."""
+        """The interval as text; "" if it has no width, or if nothing is known of the difference."""
+        if not self.is_known:
+            return ""
         if self.low is not None and self.high is not None and has_no_width(self.value, self.low, self.high):
             return ""
         low = "-∞" if self.low is None else signed_tokens(self.low)
@@ -64,6 +79,22 @@ def signed_tokens(tokens: float) -> str:
     """Write a difference of lengths as a whole number with its sign, 0 without one."""
     text = f"{tokens:+,.0f}"
     return "0" if text in ("+0", "-0") else text
+
+
+def known_difference(value: float, censored: tuple[bool, bool], below: tuple[float, float]) -> str:
+    """Write the difference of two lengths, the second minus the first, with `>` or `<` where it is only known to be
+    larger or smaller, since one of them is a bound.
+
+    Args:
+        value: of a length below those measured as 0.
+        censored: the lengths are larger than measured.
+        below: the lengths are smaller than these; 0: measured.
+    """
+    is_larger, is_smaller = censored[1] or below[0] > 0, censored[0] or below[1] > 0
+    if is_larger and is_smaller:
+        return UNKNOWN
+    sign = ">" if is_larger else "<" if is_smaller else ""
+    return sign + signed_tokens(value - below[0] + below[1])
 
 
 def differences(
