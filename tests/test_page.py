@@ -691,7 +691,7 @@ def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> Non
     assert any("no other is shorter beyond chance (p ≥ 0.05 after Holm)" in text for text in shown.texts)
 
 
-def test_models_with_equal_lengths_are_said_to_tie(tmp_path: Path) -> None:
+def test_models_with_equal_lengths_are_both_named(tmp_path: Path) -> None:
     equal = [row(n, r, v, model="org/large") for r in range(4) for n, v in CURVE.items()]
     shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", equal))
     assert any(text.startswith("small and large have the longest half-life, ") for text in shown.texts)
