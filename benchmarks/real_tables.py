@@ -146,8 +146,7 @@ def far(model: str) -> str:
 
 
 def difference(one: Difference) -> str:
-    low, high = (signed_tokens(end) if end is not None else sign for end, sign in ((one.low, "-∞"), (one.high, "∞")))
-    return f"{signed_tokens(one.value)} [{low}, {high}]"
+    return f"{one.known} {one.interval}".rstrip()
 
 
 def quality_by_method(part: str) -> Callable[[str], str]:

@@ -27,7 +27,7 @@ from farspan.methods import method
 from farspan.report.search import draw_search
 from farspan.stats.forgetting_curves import MeasuredCurve, curve, memory_index
 from farspan.stats.memory_lengths import summarise
-from farspan.stats.run_differences import Difference, differences, signed_tokens
+from farspan.stats.run_differences import Difference, differences
 from farspan.tasks.curve import Curve
 
 SECONDS = 20 * 60  # CPU time of 200 evaluations
@@ -62,7 +62,7 @@ def print_differences(how: str, yarn: MeasuredCurve, searched: MeasuredCurve) ->
     found = differences(yarn, searched, names=("yarn", "searched"))
     for one in found:
         of_both = f"{one.values[0]:,.0f} -> {one.values[1]:,.0f}"
-        print(f"{one.name}: {of_both}, {signed_tokens(one.value)} {one.interval}, p {one.p}")
+        print(f"{one.name}: {of_both}, {one.known} {one.interval}, p {one.p}")
     return {one.name: one for one in found}
 
 

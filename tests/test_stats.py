@@ -337,7 +337,7 @@ def test_one_length_of_few_texts_does_not_hide_a_memory_that_the_others_show(few
 def test_the_joint_test_shows_a_memory_in_5_of_100_models_without_one(few: int) -> None:
     rng, trials = np.random.default_rng(few), 400
     curves = (unevenly_measured(rng.normal(0, 0.05, (6, 8)), few) for _ in range(trials))
-    shown = sum(stats.established(one, "gap", stats.JOINT_LEVEL) > 0 for one in curves)
+    shown = sum(stats.exceeds(one, "gap", stats.JOINT_LEVEL) for one in curves)
     assert 0.02 * trials <= shown <= 0.085 * trials  # three standard deviations of chance around 5 %
 
 
@@ -345,9 +345,10 @@ def test_the_joint_test_shows_a_memory_in_5_of_100_models_without_one(few: int) 
 def test_the_statistic_of_a_whole_curve_is_the_largest_t_of_its_windows(repeats: int) -> None:
     curves = np.random.default_rng(0).normal(0.2, 1, (40, repeats, 5))
     largest = [max(ttest_1samp(one[:, :end].sum(1), 0).statistic for end in range(1, 6)) for one in curves]
-    assert np.array_equal(np.argsort(joint_test._statistic(curves, False)), np.argsort(largest))
+    found = joint_test._statistic(curves, np.ones((repeats, 5), bool), False)
+    assert np.array_equal(np.argsort(found), np.argsort(largest))
     normal = norm.isf(student.sf(np.array(largest), repeats - 1))
-    assert joint_test._statistic(curves, False) == pytest.approx(normal, rel=0.1 if repeats == 2 else 0.01)
+    assert found == pytest.approx(normal, rel=0.1 if repeats == 2 else 0.01)
 
 
 def test_the_memory_index_of_repeats_has_its_mean_and_its_jackknife_error() -> None:

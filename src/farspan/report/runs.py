@@ -401,7 +401,7 @@ def unfinished(source: Source) -> str:
     count = f"{missing:,} of the {planned:,} rows planned for {whose}" if is_exact else f"at least {missing:,} rows"
     given = [list(map(str, session.get("command", []))) for session in source.header["sessions"]]
     commands = dict.fromkeys(shlex.join(["farspan", *one[1:]]) for one in given if one and _is_farspan(one[0]))
-    fix = f"`{min(commands)}` measures them" if len(commands) == 1 else "Repeat its command to measure them"
+    fix = f"`{next(iter(commands))}` measures them" if len(commands) == 1 else "Repeat its command to measure them"
     return f"the run {source.name} is not finished: it lacks {count}. {fix}; all numbers are of the others"
 
 

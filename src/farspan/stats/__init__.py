@@ -45,7 +45,7 @@ from farspan.stats.intervals import (
     two_sided,
     welch_error,
 )
-from farspan.stats.joint_test import established
+from farspan.stats.joint_test import exceeds
 from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise
 from farspan.stats.run_differences import (
     Difference,

@@ -5,7 +5,16 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
-from farspan.stats.forgetting_curves import MeasuredCurve, index_of, is_judged, repeats_at, repeats_near, whole_repeats
+from farspan.stats.forgetting_curves import (
+    MeasuredCurve,
+    gap,
+    index_by_repeat,
+    is_judged,
+    memory_index,
+    repeats_at,
+    repeats_near,
+    whole_repeats,
+)
 from farspan.stats.intervals import measured_mean
 
 FINE = 0.99  # copy accuracy
@@ -20,7 +29,7 @@ RANDOM_NUMBERS = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
 
 def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
     """Return, by name, the value and whether it is right-censored, for a curve with a good row at every length."""
-    found = _headlines(curve, measured_mean(curve.copy)[None], measured_mean(curve.control)[None])
+    found = _headlines(curve, measured_mean(curve.copy)[None], gap(curve)[None], memory_index(curve)[None])
     return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
 
 
@@ -28,7 +37,8 @@ def headlines_sampled(
     curve: MeasuredCurve, multipliers: Float[np.ndarray, "samples repeats"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the values and censoring of curves sampled around a curve, one for each row of multipliers."""
-    return _headlines(curve, _sampled(curve.copy, multipliers), _sampled(curve.control, multipliers))
+    by_repeat = curve.copy, curve.copy - curve.control, index_by_repeat(curve)
+    return _headlines(curve, *(_sampled(values, multipliers) for values in by_repeat))
 
 
 def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
@@ -41,22 +51,24 @@ def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "sampl
 def _sampled(
     values: Float[np.ndarray, "repeats lengths"], multipliers: Float[np.ndarray, "samples repeats"]
 ) -> Float[np.ndarray, "samples lengths"]:
-    """Return C* or M* of the bootstrap. A length with one repeat has no spread and is not changed."""
+    """Return C*, G* or m* of the bootstrap. A length with one repeat has no spread and is not changed."""
     mean, count = measured_mean(values), np.isfinite(values).sum(0)
     deviation = np.where(np.isfinite(values), values - mean, 0.0) / np.sqrt(np.maximum(count * (count - 1), 1))
     return mean + multipliers @ deviation
 
 
 def _headlines(
-    curve: MeasuredCurve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
+    curve: MeasuredCurve,
+    C: Float[np.ndarray, "samples lengths"],
+    G: Float[np.ndarray, "samples lengths"],
+    m: Float[np.ndarray, "samples lengths"],
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
-    """Return the numbers of many pairs of mean curves at the lengths of `curve`."""
-    G, m = copy - control, index_of(copy, control)
+    """Return the numbers of many mean curves of copy accuracy, gap and memory index at the lengths of `curve`."""
     judged = is_judged(curve)
     L, w = curve.lengths[judged], repeats_at(curve)[judged]
     beyond = m[:, -1] > REACH
     return {
-        "fine": crossings(L, copy[:, judged], FINE, w, warm_up=True),
+        "fine": crossings(L, C[:, judged], FINE, w, warm_up=True),
         "coarse": crossings(L, G[:, judged], COARSE, w),
         "half_life": crossings(L, m[:, judged], HALF_LIFE, w),
         "reach": crossings(L, m[:, judged], REACH, w),

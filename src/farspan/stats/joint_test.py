@@ -1,9 +1,10 @@
 """A joint test over all lengths of a curve: the longest length to which it exceeds a threshold, or shows memory."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from farspan.stats.forgetting_curves import MeasuredCurve, index_by_repeat, is_judged
 from farspan.stats.headlines import LEVELS
@@ -16,6 +17,18 @@ def established(curve: MeasuredCurve, name: str, level: float) -> float:
     """Return the longest length L for which a joint test shows that, at L or later, the curve of `name`, one of
     CROSSINGS, exceeds its threshold, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. Return 0
     if there is none, and under two repeats.
+    """
+    return max(_shown(curve, name, level), default=0.0)
+
+
+def exceeds(curve: MeasuredCurve, name: str, level: float) -> bool:
+    """Return whether the joint test shows that the curve of `name` exceeds its threshold at any length; see
+    `established`."""
+    return any(True for _ in _shown(curve, name, level))
+
+
+def _shown(curve: MeasuredCurve, name: str, level: float) -> Iterator[float]:
+    """Yield the lengths for which the joint test shows that the curve exceeds its threshold there or later.
 
     For a repeat r at length L, d = c - 0.99 for `fine`, c - M - 0.01 for `coarse`, else m - threshold, with m of
     `index_by_repeat`. Its mean exceeds 0 exactly where the curve exceeds its threshold. The null hypothesis is that no
@@ -30,63 +43,58 @@ def established(curve: MeasuredCurve, name: str, level: float) -> float:
     count = np.isfinite(excess).sum(0)
     usable = is_judged(curve) & (count > 1)
     lengths, excess, count = curve.lengths[usable], excess[:, usable], count[usable]
-    found = 0.0
-    for first in range(len(count)):
+    for first, length in enumerate(lengths):
+        later, anywhere = excess[:, first:], name == "fine"
         repeats = tuple(int(one) for one in np.minimum(count[first:], JOINT_REPEATS))
-        if _statistic(excess[:, first:], name == "fine") <= _joint_quantile(repeats, name == "fine", level):
-            break
-        found = float(lengths[first])
-    return found
+        if _statistic(later, np.isfinite(later), anywhere) <= _joint_quantile(repeats, anywhere, level):
+            return
+        yield float(length)
 
 
-def _statistic(excess: Float[np.ndarray, "*samples repeats lengths"], anywhere: bool) -> Float[np.ndarray, "*samples"]:
-    """Return the largest t of the windows of the joint test. NaN: not measured; each length has two repeats or more.
+def _statistic(
+    excess: Float[np.ndarray, "*samples repeats lengths"],
+    is_measured: Bool[np.ndarray, "repeats lengths"],
+    anywhere: bool,
+) -> Float[np.ndarray, "*samples"]:
+    """Return the largest t of the windows of the joint test; each length has two repeats or more.
 
     A window's t has the degrees of freedom of the repeats that its variance comes from (after Satterthwaite 1946,
     Biometrics Bulletin 2: n - 1 where every length has n). Wallace's normal scale (1959, Annals of Mathematical
     Statistics 30) makes windows of few and of many repeats comparable; without it, one length of two repeats would
     decide the quantile alone.
     """
-    begins, ends = _windows(excess.shape[-1], anywhere=anywhere)
-    is_measured = np.isfinite(excess)
-    count = is_measured.sum(-2, keepdims=True)
-    mean = np.nansum(excess, -2, keepdims=True) / count
-    shares = is_measured / (count * (count - 1.0))
-    deviation = np.where(is_measured, excess - mean, 0.0) / np.sqrt(count * (count - 1))
-    means = _window_sums(mean, begins, ends)[..., 0, :]
-    error = np.sqrt((_window_sums(deviation, begins, ends) ** 2).sum(-2))
+    windows, count = _windows(excess.shape[-1], anywhere=anywhere), is_measured.sum(0)
+    mean = np.where(is_measured, excess, 0.0).sum(-2) / count
+    deviation = np.where(is_measured, excess - mean[..., None, :], 0.0) / np.sqrt(count * (count - 1))
+    means, error = mean @ windows, np.sqrt(((deviation @ windows) ** 2).sum(-2))
     t = np.divide(means, error, out=np.where(means > 0, np.inf, -np.inf), where=error > 1e-12)
-    variance = _window_sums(shares, begins, ends)
-    freedom = variance.sum(-2) ** 2 / (variance**2).sum(-2) - 1
+    variance = (is_measured / (count * (count - 1))) @ windows  # shares of each repeat
+    freedom = variance.sum(0) ** 2 / (variance**2).sum(0) - 1
     scale = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom)
     return np.asarray((np.sign(t) * scale * np.sqrt(np.log1p(t**2 / freedom))).max(-1))
 
 
-def _windows(lengths: int, *, anywhere: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return first and last + 1 of the windows of the joint test: all that begin at the first length; `anywhere`: also
-    those of 1, 2, 4, ... lengths that begin at any length."""
+@lru_cache(maxsize=64)
+def _windows(lengths: int, *, anywhere: bool) -> Float[np.ndarray, "lengths windows"]:
+    """Return 1 for the lengths of each window of the joint test: all windows that begin at the first length;
+    `anywhere`: also those of 1, 2, 4, ... lengths that begin at any length."""
     found = [(0, end) for end in range(1, lengths + 1)]
     size = 1
     while anywhere and size < lengths:
         found += [(begin, begin + size) for begin in range(1, lengths - size + 1)]
         size *= 2
     begins, ends = np.array(found).T
-    return begins, ends
-
-
-def _window_sums(values: Float[np.ndarray, "*samples lengths"], begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    sums = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, -1)], -1)
-    return sums[..., ends] - sums[..., begins]
+    at = np.arange(lengths)[:, None]
+    return ((begins <= at) & (at < ends)).astype(float)
 
 
 @lru_cache(maxsize=1024)
 def _joint_quantile(repeats: tuple[int, ...], anywhere: bool, level: float) -> float:
     """Return the 1 - level quantile of the statistic under the null hypothesis, with the `repeats` of each length."""
     rng = np.random.default_rng(0)
-    most = max(repeats)
-    is_measured = np.arange(most)[:, None] < np.array(repeats)
+    is_measured = np.arange(max(repeats))[:, None] < np.array(repeats)
     largest = [
-        _statistic(np.where(is_measured, rng.standard_normal((200, most, len(repeats))), np.nan), anywhere)
+        _statistic(rng.standard_normal((200, *is_measured.shape)), is_measured, anywhere)
         for _ in range(JOINT_SAMPLES // 200)
     ]
     return float(np.quantile(np.concatenate(largest), 1 - level))

@@ -62,7 +62,7 @@ from farspan.stats.headlines import (
     repeats_of,
 )
 from farspan.stats.intervals import measured_mean
-from farspan.stats.joint_test import established
+from farspan.stats.joint_test import established, exceeds
 
 UNSURE = "its interval begins at 0: {} texts do not show (joint test, 95 %) that {} at any length"
 JOINT_LEVEL = 0.05  # one-sided, of the test for any memory
@@ -122,7 +122,7 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
     values = headline(measured)
     chance = by_chance(measured, seed=seed, bootstraps=bootstraps)
     tested = {name: "fine" if name == "fine" else "gap" for name in CROSSINGS}
-    shown = {of: not chance or established(measured, of, JOINT_LEVEL) > 0 for of in ("fine", "gap")}
+    shown = {of: not chance or exceeds(measured, of, JOINT_LEVEL) for of in ("fine", "gap")}
     whats = {"fine": "copy accuracy exceeds 99 %", "gap": "copy accuracy exceeds the control"}
     unsure = {of: UNSURE.format(whole_repeats(measured), what) for of, what in whats.items()}
 
