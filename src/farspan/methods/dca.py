@@ -12,8 +12,7 @@ chunk_size, however long the text. One softmax covers all. A layer's own sliding
 A query is rotated again for each earlier chunk; keys are not. Keeps every key. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -51,8 +50,7 @@ class Dca(Method):
     def neutral(self, num_tokens: int) -> "Dca":
         return replace(self, chunk=max(self.chunk or num_tokens, num_tokens), local=0)
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         trained = lm.trained_length
         if (chunk := self.chunk or (trained and max(1, trained * 3 // 4))) is None:
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write chunk=TOKENS")
@@ -64,8 +62,7 @@ class Dca(Method):
             )
         if local >= chunk:
             raise ValueError(f"{self}: local must be less than chunk, which is {chunk:,} tokens for {lm.name}")
-        with attending(lm, partial(remapped, remap=Chunked(chunk, local)), name=str(self)) as reader:
-            yield reader
+        return attending(lm, partial(remapped, remap=Chunked(chunk, local)), name=str(self))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ Keys are held as the model rotated them, and those beyond the window are rotated
 costs little for a large chunk, about as much as attention itself for a single token. Keeps every key. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -47,8 +46,7 @@ class SelfExtend(Method):
     def neutral(self, num_tokens: int) -> "SelfExtend":
         return replace(self, window=max(self.window or num_tokens, num_tokens))
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         trained = lm.trained_length
         if (window := self.window or (trained and max(1, trained // 2))) is None:
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write window=TOKENS")
@@ -72,8 +70,7 @@ class SelfExtend(Method):
                 )
             return remapped(call, remap)
 
-        with attending(lm, attend, name=str(self)) as reader:
-            yield reader
+        return attending(lm, attend, name=str(self))
 
 
 @dataclass(frozen=True)
