@@ -140,9 +140,7 @@ class ApeReader(DenseReader):
         memory.scope = self.attention
         if head is not None:
             memory.read(head)
-        size = self.how.piece
-        parts = [part for passage in passages for part in ([passage] if size is None else pieces(passage, size))]
-        memory.read_passages([part for part in parts if part.shape[1]])
+        memory.read_passages([piece for passage in passages for piece in pieces(passage, self.how.piece)])
         return memory
 
     def forwards(self, work: Iterable[Work], head: int) -> Iterator[Work]:

@@ -118,10 +118,7 @@ class MixtureReader(OuterReader):
 
     def _cut(self, passages: Sequence[Ids]) -> list[Ids]:
         """Return what each pass reads of these passages."""
-        parts = list(passages)
-        if self.how.piece is not None:
-            parts = [piece for part in parts for piece in pieces(part, self.how.piece)]
-        return [part for part in parts if part.shape[1]] or parts[:1]
+        return [piece for passage in passages for piece in pieces(passage, self.how.piece)]
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """Read each passage (or piece) in a pass of its own, `head` first in each.
@@ -264,6 +261,6 @@ def piece_sizes(num_tokens: int, size: int | None) -> list[int]:
     return [rest] * (rest > 0) + [size] * whole
 
 
-def pieces(ids: Ids, size: int) -> list[Ids]:
-    """Return the pieces of ids [batch, time]."""
+def pieces(ids: Ids, size: int | None) -> list[Ids]:
+    """Return the pieces of ids [batch, time], as `piece_sizes`; none of no tokens."""
     return list(ids.split(piece_sizes(ids.shape[1], size), dim=1))
