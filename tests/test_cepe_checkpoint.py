@@ -12,8 +12,8 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, PreTrainedTok
 
 import farspan
 from farspan import cepe
-from farspan.cepe.config import is_cepe
 from farspan.cepe.saving import is_added
+from farspan.loading import own_module
 
 from cepe_models import added_parameters, authors_settings, some_ids, tiny_cepe, tiny_encoder, train_a_little
 from tiny import tiny_model
@@ -284,7 +284,7 @@ def test_a_base_that_is_refused_is_what_it_was() -> None:
         cepe.from_base(base, tiny_encoder())
     assert type(base) is kind
     assert list(base.state_dict()) == names
-    assert not is_cepe(base.config)
+    assert own_module(base.config) is None
 
 
 def test_contexts_that_cannot_be_read_say_why() -> None:

@@ -19,7 +19,7 @@ from farspan.cepe import encoder as encoders
 from farspan.cepe import surgery
 from farspan.cepe.model import CepeModel, cepe_class
 from farspan.cepe.saving import ADAPTER, is_added, weights_hash
-from farspan.loading import load_config, load_tokenizer, load_weights, locating
+from farspan.loading import load_config, load_tokenizer, load_weights, locating, own_module
 from farspan.loading.errors import RefusedError, explained
 from farspan.loading.places import place_of
 
@@ -73,7 +73,7 @@ def from_base(
     model = _extended(base, encoder, num_cross_attn_layers, num_cross_attn_hidden_states, dtype)
     model.config.cepe_base = name
     surgery.initialise(model)
-    surgery.check_sites(model, model.reading)
+    surgery.check_sites(model)
     return model
 
 
@@ -103,7 +103,7 @@ def from_pretrained(
     """
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     config = load_config(path, **common, **locating(hub))
-    if not fields.is_cepe(config):
+    if own_module(config) is None:
         raise ValueError(f"{path} is not a CEPE model: its config.json has no do_cross_attention and encoder_config")
     with explained(path, "model", "config.json", None):
         fields.check(config)

@@ -22,12 +22,6 @@ FIXED = {  # other fields that the authors' code reads, with the values that des
 }
 
 
-def is_cepe(config: Any) -> bool:
-    """Return whether a config (or its dict) is that of a CEPE model."""
-    fields = config if isinstance(config, dict) else vars(config)
-    return bool(fields.get("do_cross_attention") and fields.get("encoder_config"))
-
-
 def extend(
     config: PreTrainedConfig, encoder: PreTrainedConfig, num_cross_attn_layers: int | None, num_states: int
 ) -> None:

@@ -47,9 +47,7 @@ class CepeModel:
         self.loss_type = "ForCausalLM"  # transformers would derive it from the name of the class
         if getattr(config, "added_dtype", None) == "float32":
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *FP32}
-        surgery.attach(
-            self, num_cross=config.num_cross_attn_layers, width=encoder.config.hidden_size, reading=self.reading
-        )
+        surgery.attach(self)
         if (order := fields.order_of(config)) != "none":
             self.add_order(order, layers=config.cepe_order_layers, longest=config.cepe_order_range)
         self.freeze_base()

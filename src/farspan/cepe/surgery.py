@@ -71,17 +71,13 @@ def layers_of(model: Any) -> Any:
     raise ValueError(f"{type(model).__name__} cannot be extended: {type(decoder).__name__} has no list `layers` or `h`")
 
 
-def attach(model: Any, *, num_cross: int, width: int, reading: ContextHolder) -> None:
-    """Add a cross-attention of random weights to the last `num_cross` layers.
-
-    Args:
-        width: of the encoder's states.
-        reading: holds the context that the layers read.
+def attach(model: Any) -> None:
+    """Add a cross-attention of random weights to the last layers of a model with an encoder, as its config describes.
 
     Raises:
         ValueError: a layer in which a module is not found; names the layer and the module.
     """
-    layers = layers_of(model)
+    layers, num_cross, width = layers_of(model), model.config.num_cross_attn_layers, model.encoder.config.hidden_size
     found = []
     for index in range(len(layers) - num_cross, len(layers)):
         layer = layers[index]
@@ -93,7 +89,7 @@ def attach(model: Any, *, num_cross: int, width: int, reading: ContextHolder) ->
         layer.cross_attn = CrossAttention(
             shape, width, *deepcopy(norms), from_end=len(layers) - index, num_cross=num_cross
         )
-        layer._cepe_reading, layer._cepe_site, layer._cepe_at = reading, site, None
+        layer._cepe_reading, layer._cepe_site, layer._cepe_at = model.reading, site, None
         kind: Any = type(layer)
         layer.__class__ = _reading_class(kind)
         if hasattr(layer, "_old_forward"):  # of accelerate's hooks; bound to the former class
@@ -218,12 +214,13 @@ def _size(projection: Any) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def matrices(attention: Any, where: str) -> tuple[list[Float[Tensor, "out hidden"]], list[Float[Tensor, "out"] | None]]:
+def matrices(
+    attention: Any, shape: Shape
+) -> tuple[list[Float[Tensor, "out hidden"]], list[Float[Tensor, "out"] | None]]:
     """Return the weights and the biases of query, key and value, from any of the module's known layouts."""
     if hasattr(attention, "q_proj"):
         parts = [_matrix(getattr(attention, f"{p}_proj")) for p in "qkv"]
         return [weight for weight, _ in parts], [bias for _, bias in parts]
-    shape = shape_of(attention, where)
     sizes = [shape.heads * shape.dim, shape.key_heads * shape.dim, shape.key_heads * shape.dim]
     if hasattr(attention, "query_key_value"):  # for each key head: its queries, its key, its value
         group = shape.heads // shape.key_heads
@@ -260,12 +257,10 @@ def initialise(model: Any) -> None:
     outputs do not change. The norm of the input is a copy of the norm before the feed-forward, made by `attach`. Where
     there is no such norm (OLMo2), its weights are 1.
     """
-    for index, layer in enumerate(layers_of(model)):
+    for layer in layers_of(model):
         if (cross := getattr(layer, "cross_attn", None)) is None:
             continue
-        where = f"layer {index} of {type(model).__name__}"
-        attention = _attention(layer, where)
-        weights, biases = matrices(attention, where)
+        weights, biases = matrices(_attention(layer, type(layer).__name__), cross.shape)
         for projection, weight, bias in zip((cross.q_proj, cross.k_proj, cross.v_proj), weights, biases, strict=True):
             columns = min(projection.in_features, weight.shape[1])
             projection.weight.zero_()
@@ -289,7 +284,7 @@ class _Shift(nn.Module):
 
 
 @torch.no_grad()
-def check_sites(model: Any, reading: ContextHolder) -> None:
+def check_sites(model: Any) -> None:
     """Check that the output of each cross-attention is added to the residual stream once, unchanged.
 
     One forward pass runs with each cross-attention replaced by a large constant, of alternating sign. All other modules
@@ -317,7 +312,7 @@ def check_sites(model: Any, reading: ContextHolder) -> None:
         for number, (index, layer) in enumerate(crossed):
             layer.cross_attn = _Shift(PROBE * (-1) ** number)
             hooks.append(layer.register_forward_hook(watch(index)))
-        with evaluating(model), reading.of(Context((torch.empty(1, 1, 1),))):
+        with evaluating(model), model.reading.of(Context((torch.empty(1, 1, 1),))):
             decoder_of(model)(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:

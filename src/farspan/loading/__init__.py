@@ -197,7 +197,7 @@ def load_weights(
                 raise
             needs = f"attention {attention!r} cannot be used here ({one_line(error)})"
             raise RefusedError(f"{needs}: install what it needs, or leave --attention out") from error
-    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(optional or (" ",))):
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(optional)):
         raise ValueError(
             f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: "
             "download it again, or correct its config.json"
