@@ -85,8 +85,7 @@ class Cepe(Method):
         scope = hf.Scope("cepe")
         try:
             chunk, window = self._sizes(lm)
-            sizes = chunk, window, self.decoder_passages, self.trained_chunks
-            yield CepeReader(dense_reader(lm), *sizes, self._order(lm), self.mode, scope)
+            yield CepeReader(dense_reader(lm), self, chunk, window, self._order(lm), scope)
         finally:
             scope.on = False
 
@@ -118,12 +117,10 @@ class Cepe(Method):
 class CepeReader(OuterReader):
     """Keeps ids; each score runs the encoder and the decoder (`inner`)."""
 
+    how: Cepe
     size: int  # tokens of a chunk of the context
     window: int  # tokens in the decoder
-    decoder_passages: int
-    trained_chunks: int | None
     order: ContextOrder | None
-    mode: str
     scope: hf.Scope
 
     def inner_capacity(self, num_tokens: int) -> int:
@@ -166,10 +163,10 @@ class CepeReader(OuterReader):
         memory = CepeMemory(self)
         if head is not None:
             memory.begin(head)
-        several = len(passages) > 1
-        for passage in passages[: self.decoder_passages if several else None]:
+        in_decoder = self.how.decoder_passages if len(passages) > 1 else 1
+        for passage in passages[:in_decoder]:
             memory.read(passage)
-        for passage in passages[self.decoder_passages :] if several else ():
+        for passage in passages[in_decoder:]:
             memory.encode(passage)
         return memory
 
@@ -360,13 +357,13 @@ class CepeMemory(BaseMemory):
             self._encode(ids.reshape(len(ids), -1, self.reader.size))
         if end == 0 or self.states is None:
             return None
-        trained, encoded = self.reader.trained_chunks, end / self.reader.size
+        trained, encoded = self.reader.how.trained_chunks, end / self.reader.size
         factor = max(1.0, math.log(encoded) / math.log(trained)) if trained is not None else 1.0
         states = tuple(states[:, :end] for states in self.states)
         if order is not None:
             distances = torch.arange(end, 0, -1, device=states[0].device).expand(len(states[0]), -1)
             states = order(states, distances, self.reader.size)
-        return Context(states, mode=self.reader.mode, score_factor=factor)  # type: ignore[arg-type]
+        return Context(states, mode=self.reader.how.mode, score_factor=factor)  # type: ignore[arg-type]
 
     def _encode(self, ids: Tensor, mask: Tensor | None = None) -> None:
         further = encode(self.model.encoder, ids, mask, num_states=num_states(self.model.config)).states
