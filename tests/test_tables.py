@@ -12,8 +12,9 @@ from test_cli import farspan, last_line, refused
 from farspan.lm import LM
 from farspan.text import hub as hub_module
 from farspan.text.documents import read_texts
+from farspan.text.formats import FORMATS
 from farspan.text.hub import CONVERTED
-from farspan.text.tables import SUFFIXES, Table, find_table, hub_table, read_table
+from farspan.text.tables import Table, find_table, hub_table, read_table
 
 ROWS = [{"text": "größer", "label": "1"}, {"text": "two, or\nthree", "label": "0"}]
 
@@ -72,7 +73,7 @@ def test_every_kind_of_file_holds_the_same_rows(tmp_path: Path) -> None:
         lines = [between.join(f'"{word}"' for word in words) for words in (ROWS[0], *(row.values() for row in ROWS))]
         (tmp_path / f"a.{suffix}").write_text("\n".join(lines) + "\n")
     parquet(tmp_path / "a.parquet", ROWS)
-    for suffix in SUFFIXES:
+    for suffix in FORMATS:
         assert read_table(tmp_path / f"a{suffix}").rows == ROWS, suffix
 
 

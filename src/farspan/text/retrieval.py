@@ -27,7 +27,7 @@ and not exact.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -135,7 +135,9 @@ class Index:
         if not 0 < count <= len(self):
             raise ValueError(f"{count:,} passages of {self.folder} were requested; it holds {len(self):,}")
         if self.about["kind"] == "bm25":
-            found = [_best(scores, count) for scores in self._bm25_scores(queries)]
+            none = np.zeros(len(self), np.float32)
+            terms = _words(list(queries))
+            found = [_best(self._bm25.get_scores(words) if words else none, count) for words in terms]
         else:
             vectors = _encoder(self.about["encoder"]).encode(list(queries), show_progress_bar=False)
             if self.about["kind"] == "faiss":
@@ -148,10 +150,6 @@ class Index:
                 return numbers.astype(np.int64), scores.astype(np.float32)
             found = self._nearest(np.asarray(vectors, np.float32), count)
         return np.stack([numbers for numbers, _ in found]), np.stack([scores for _, scores in found])
-
-    def _bm25_scores(self, queries: Sequence[str]) -> Iterator[np.ndarray]:
-        for words in _words(list(queries)):
-            yield self._bm25.get_scores(words) if words else np.zeros(len(self), np.float32)
 
     def _nearest(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
         vectors = np.load(self.folder / "vectors.npy", mmap_mode="r")

@@ -11,8 +11,6 @@ from farspan.files import expanded
 from farspan.text.formats import FORMATS, rows_of
 from farspan.text.hub import HUB_ID, UnknownSplitError, hub_rows, mirror
 
-SUFFIXES = tuple(FORMATS)
-
 
 @dataclass(frozen=True)
 class Table:
@@ -52,7 +50,7 @@ def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")
     path = expanded(place)
     if path.is_file():
         if path.suffix.lower() not in FORMATS:
-            raise ValueError(f"{path} has an unknown suffix: expected one of {', '.join(SUFFIXES)}")
+            raise ValueError(f"{path} has an unknown suffix: expected one of {', '.join(FORMATS)}")
         rows = rows_of(path)
         return Table(str(path), [row for _, row in rows.each], rows.names)
     if path.is_dir():
@@ -60,7 +58,7 @@ def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")
     if path.suffix.lower() not in FORMATS and (hub := HUB_ID.fullmatch(str(place))):
         return _first_split(hub["id"], hub["config"], [hub["split"]] if hub["split"] else splits)
     raise ValueError(
-        f"data {str(place)!r} is neither a file ({', '.join(SUFFIXES)}) nor a folder nor a hub data set (org/name)"
+        f"data {str(place)!r} is neither a file ({', '.join(FORMATS)}) nor a folder nor a hub data set (org/name)"
         + mirror(str(place))
     )
 
@@ -74,7 +72,7 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
     """
     folder = expanded(folder)
     for stem in stems:
-        patterns = [stem + suffix for suffix in SUFFIXES] + [f"{stem}-*-of-*.parquet", f"{stem}/*.parquet"]
+        patterns = [stem + suffix for suffix in FORMATS] + [f"{stem}-*-of-*.parquet", f"{stem}/*.parquet"]
         for files in (sorted(folder.glob(pattern)) for pattern in patterns):
             if files:
                 _refuse_missing(files)
@@ -85,7 +83,7 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
         raise ValueError(f"{folder} is {what} a folder with {' or '.join(stems)}: correct the path")
     there = sorted(path.name for path in folder.iterdir())
     raise ValueError(
-        f"{folder} has no file {' or '.join(stems)} that ends in {', '.join(SUFFIXES)}; it holds {there}. Name the "
+        f"{folder} has no file {' or '.join(stems)} that ends in {', '.join(FORMATS)}; it holds {there}. Name the "
         "folder of that file"
     )
 
