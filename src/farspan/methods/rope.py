@@ -17,8 +17,9 @@ nothing else. Keeps every key. Not trained.
 The p-RoPE paper trains with a fixed share of pairs without position; ours chooses these pairs by their rotations in
 the trained length, without training. LongRoPE also leaves the first tokens of a text unscaled; ours, like transformers,
 does not. `file` is JSON: a list of one factor per pair, or `rope_parameters` of transformers' longrope, alone or in a
-config.json. From the latter we read `long_factor` and, if given, `attention_factor`, which replaces the root, and
-`original_max_position_embeddings` and `rope_theta`, which must be the model's.
+config.json. From the latter we read `long_factor` and, if given, `attention_factor`, which replaces the root, `factor`
+(in a config.json without it, the ratio of its two lengths), and `original_max_position_embeddings` and `rope_theta`,
+which must be the model's.
 
 Dynamic: for each query, all keys are rotated by the frequencies of the length up to it, as in token-by-token generation
 with keys cached before RoPE. A forward in transformers rotates a whole text by the frequencies of its full length, so
@@ -195,7 +196,10 @@ def read_factors(file: str) -> dict[str, Any]:
     found = {"long_factor": content} if isinstance(content, list) else content
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(found, dict) and isinstance(found.get(name), dict):
+            longest, original = found.get("max_position_embeddings"), found.get("original_max_position_embeddings")
             found = found[name]
+            if type(longest) is type(original) is int and original > 0:  # published configs give no other factor
+                found = {"factor": longest / original, "original_max_position_embeddings": original} | found
     factors = found.get("long_factor") if isinstance(found, dict) else None
     numbers = isinstance(factors, list) and all(type(one) in (int, float) and 0 < one < math.inf for one in factors)
     if not (factors and numbers):
