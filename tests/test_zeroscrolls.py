@@ -342,6 +342,11 @@ def test_real_tokenizers_end_lines(shared_data: Path) -> None:
         ("qasper", [{"id": 1, "text": "x"}], r"no column 'input'; it has \['id', 'text'\]"),
         ("qasper", [{"id": 1, "input": "x"}], r"no column 'output'"),
         ("qasper", [{"id": 1, "input": "Who? no line", "output": "x"}], "input of 1 has no empty line"),
+        (
+            "qasper",
+            [{"id": None, "input": f"{who}?\n\nx", "output": "x"} for who in ("Who", "Whose")],
+            "rows with the id None have different inputs",
+        ),
         ("qmsum", [{"meeting": []}], "no column 'meeting_transcripts'"),
         ("quality", [{"id": 1, "input": "Who?\n\nx", "output": "x"}], r"no four options marked \(A\)"),
         ("quality", [{"id": 1, "input": f"Who?{OPTIONS}x", "output": "y"}], "answer of 1, 'y', is none of its options"),

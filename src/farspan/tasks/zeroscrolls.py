@@ -197,6 +197,10 @@ def _scrolls(name: str, of: ScrollsSet, table: Table) -> Iterator[Item]:
         rows.setdefault(str(row[id_]), []).append(one)
     for key, same in rows.items():
         text, references = same[0][0], [reference for _, reference in same]
+        if any(one != text for one, _ in same):
+            raise ValueError(
+                f"{table.name}: rows with the id {key} have different inputs. Give each question its own id"
+            )
         if name == "quality":
             yield _choice(of, key, text, references)
         elif "{question}" in of.question:
