@@ -30,13 +30,11 @@ from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 
-FEWER = "perplexity:target_tokens=N, or target_tokens=auto"
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
 SHORTEST = 512  # tokens; the shortest default length, or a quarter of the trained length if that is less
 FIRST_BUCKET = 64  # positions; each further bucket ends at twice the position of the one before
 MASK = 1 << 22  # values of an attention mask [chunk, tokens read], at most, on a CPU
-OPTION = "--target-tokens N, or perplexity:target_tokens=N"
 SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 
 
@@ -74,7 +72,7 @@ class Perplexity(Task):
 
     def check(self, lengths: Sequence[int]) -> None:
         if self.targets != "all":
-            check_target_tokens(self._num_targets, lengths, OPTION)
+            check_target_tokens(self._num_targets, lengths)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two to twice the largest trained length, from a quarter of the smallest, at most 512, or
@@ -127,8 +125,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         Raises:
             ValueError: as many target tokens as a whole length, or a text too short.
         """
-        if self.targets != "all":
-            check_target_tokens(self._num_targets, lengths)
+        self.check(lengths)
         what = f"{self.task} {self.version} {self.targets} {self.settings.get('target_tokens')} {lm.separator.ids}"
         return [
             Example(digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
@@ -248,7 +245,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         lengths = [length for length in self.lengths((trained,)) if length <= longest]
         if not lengths:
             if self.targets != "all":
-                check_target_tokens(self._num_targets, (longest,), OPTION)
+                check_target_tokens(self._num_targets, (longest,))
             return (longest,)
         fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
         if fitting and fitting != lengths:
@@ -268,12 +265,12 @@ def shortest_length(trained: int) -> int:
     return min(SHORTEST, 1 << (max(1, trained // 4).bit_length() - 1))
 
 
-def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = FEWER) -> None:
-    """Raise ValueError if the targets leave no context in the shortest length; `how` names their option."""
+def check_target_tokens(target_tokens: int, lengths: Sequence[int]) -> None:
+    """Raise ValueError if the targets leave no context in the shortest length."""
     if target_tokens >= lengths[0]:
         raise ValueError(
             f"{target_tokens:,} target tokens leave no context in lengths up to {target_tokens:,} tokens: give fewer "
-            f"({how}), or longer lengths (--lengths)"
+            "(--target-tokens N, or perplexity:target_tokens=N or auto), or longer lengths (--lengths)"
         )
 
 
