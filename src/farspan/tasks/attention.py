@@ -156,7 +156,7 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
             for length in lengths if reader.fallback else batch[0].cuts:
                 if memory is None or reader.fallback:
                     if picture is not None:
-                        picture.clear()
+                        picture.sums.zero_()
                     memory = None  # freed before the next one is read
                     memory = reader.read(ids[:, :length])
                 else:
@@ -283,9 +283,6 @@ class _Map:
         wide = torch.nn.functional.pad(weights.mean(1), padding)
         binned = wide.unflatten(-1, (high - low, self.width)).sum(-1).cpu().double()
         self.sums[:, :, low:high].index_add_(1, queries // self.width, binned)
-
-    def clear(self) -> None:
-        self.sums.zero_()
 
     def mean(self, index: int, layers: int) -> np.ndarray:
         """Return the mean weights [side, side] of one batch row by bin of queries and keys; each row sums to 1."""

@@ -194,7 +194,6 @@ class BoundCurve(Curve, Bound[Texts]):
             ValueError: a text too short, one repeat where another's target is needed, or depths in lengths no
                 longer than the slice.
         """
-        separator = self.separator(lm)
         if self.protocol == "paper":
             return self._checked(list(self._paper(lm, lengths, repeats, seed)))
         check_depths(self.depths, str(self.protocol), lengths, sum(self.probe))
@@ -215,7 +214,7 @@ class BoundCurve(Curve, Bound[Texts]):
             first = pool if one_text else 0
             prefixes = self.prefix.windows(window, count, seed)[first : first + repeats]
             texts = [Texts(s, prefix=i) for s, i in zip(targets, prefixes, strict=True)]
-        return self._checked([_example(self, seed, i, tuple(lengths), separator, t) for i, t in enumerate(texts)])
+        return self._checked([self._example(lm, seed, i, tuple(lengths), t) for i, t in enumerate(texts)])
 
     def _checked(self, examples: list[Example[Texts]]) -> list[Example[Texts]]:
         """Return the examples; report a control that reads most of its own target and is therefore a copy."""
@@ -253,7 +252,13 @@ class BoundCurve(Curve, Bound[Texts]):
                 begin = int(np.random.default_rng([seed, length, repeat]).integers(0, len(stream) - 3 * length + 1))
                 # copies: a view would keep the whole text in memory
                 target, prefix = stream[begin : begin + length].copy(), ending[len(ending) - length :].copy()
-                yield _example(self, seed, repeat, (length,), self.separator(lm), Texts(target, prefix))
+                yield self._example(lm, seed, repeat, (length,), Texts(target, prefix))
+
+    def _example(self, lm: LM, seed: int, repeat: int, lengths: tuple[int, ...], texts: Texts) -> Example[Texts]:
+        probe = " {} {}".format(*self.probe) if self.protocol == "probe" else ""
+        what = f"{self.task} {self.version} {self.protocol}{probe} {self.separator(lm)} {seed} {repeat}"
+        parts = (part for named in texts.named for part in named)
+        return Example(digest(what, *parts), repeat, lengths, texts, self.depths)
 
     def work(self, lm: LM, example: Example[Texts]) -> Iterator[Work]:
         rows = 1 if example.payload.prefix is None else 2
@@ -388,15 +393,6 @@ def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], in
         values[f"{name}_nats"] = None if missing else float(nats.cpu().double().mean())
         values[f"{name}_hits"] = np.packbits(hits).tobytes().hex()
     return values, failed
-
-
-def _example(
-    task: BoundCurve, seed: int, repeat: int, lengths: tuple[int, ...], separator: tuple[int, ...], texts: Texts
-) -> Example[Texts]:
-    probe = " {} {}".format(*task.probe) if task.protocol == "probe" else ""
-    what = f"{task.task} {task.version} {task.protocol}{probe} {separator} {seed} {repeat}"
-    parts = (part for named in texts.named for part in named)
-    return Example(digest(what, *parts), repeat, lengths, texts, task.depths)
 
 
 def overlap(read: np.ndarray, scored: np.ndarray) -> float:
