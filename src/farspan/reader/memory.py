@@ -27,10 +27,9 @@ FEWEST_BRANCHES = 3  # two are as fast one after the other, and need no check
 
 @runtime_checkable
 class Memory(Protocol):
-    """The tokens that a reader has read and keeps."""
+    """The tokens that a reader keeps. Members with a body are defaults for classes that inherit from `Memory`."""
 
-    @property
-    def num_seen(self) -> int: ...  # tokens read
+    num_seen: int  # tokens read
 
     @property
     def num_kept(self) -> int: ...  # tokens still held, largest over layers
@@ -66,7 +65,7 @@ class Memory(Protocol):
     ) -> list[Tensor]: ...
 
 
-class BaseMemory(ABC):
+class BaseMemory(Memory, ABC):
     """The base of all memories: checks of inputs, scoring and generation."""
 
     def __init__(self, lm: LM) -> None:
@@ -75,24 +74,6 @@ class BaseMemory(ABC):
         self.batch = 0
         self.scope: hf.Scope | None = None
         self.broken = False  # a read failed halfway: some layers hold tokens that others lack
-
-    @property
-    @abstractmethod
-    def num_kept(self) -> int: ...
-
-    @property
-    def num_encoded(self) -> int:
-        return 0
-
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int: ...
-
-    @abstractmethod
-    def read(self, ids: Ids) -> None: ...
-
-    def skip(self, num_tokens: int) -> bool:
-        return False
 
     @property
     def longest(self) -> int:

@@ -56,7 +56,7 @@ class ServedMemory(BaseMemory):
 
     @property
     def num_bytes(self) -> int:
-        return self.ids.numel() * self.ids.element_size()
+        return self.ids.nbytes
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
