@@ -154,13 +154,17 @@ class CepeModel:
         """Remove the context from the arguments of a call and return it.
 
         Raises:
-            ValueError: more than one context.
+            ValueError: more than one context, or a mask or an offset without the ids that it is for.
         """
         context, ids, mask, other_ids, other_mask, offset = (kwargs.pop(name, None) for name in CONTEXT)
         if sum(given is not None for given in (context, ids, other_ids)) > 1:
             raise ValueError("give one of context, context_input_ids and encoder_input_ids, not several")
         ids = other_ids if ids is None else ids
         if ids is None:
+            if any(given is not None for given in (mask, other_mask, offset)):
+                raise ValueError(
+                    "masks and context_offset are for context_input_ids: give them to encode_context instead"
+                )
             return context
         return self.encode_context(ids, other_mask if mask is None else mask, offset=0 if offset is None else offset)
 
