@@ -16,13 +16,14 @@ from test_contract import assert_unchanged, state
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from farspan.cepe import MODES
+from farspan.cepe import MODES, from_base
+from farspan.cepe.cost import Sizes, parameters
 from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.reader import Memory, Reader
 
-from cepe_models import some_ids, tiny_cepe
-from tiny import close
+from cepe_models import some_ids, tiny_cepe, tiny_encoder
+from tiny import close, tiny_model
 
 ARCHITECTURES = ["llama", "gpt_neox", "gemma2", "gpt2"]
 TEXT = "cepe:chunk=8,decoder_window=32"
@@ -64,6 +65,25 @@ def test_the_end_of_a_document_stands_in_the_decoder(architecture: str, read: in
     expected = by_hand(lm, context, ids[:, chunks * 8 : read], ids[:, read:])
     with method(TEXT).on(lm) as reader:
         close(reader.read(ids[:, :read]).score(ids[:, read:]).nats, expected)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_plan_counts_the_layers_that_read_the_context_and_their_states(
+    layers: int, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    several = {"num_cross_attn_layers": layers, "num_cross_attn_hidden_states": 2}
+    model = from_base(tiny_model("llama"), tiny_encoder(), **several).eval()
+    lm, ids = wrap(model, tokenizer, "tiny"), some_ids(2, READ)
+    assert parameters(Sizes.of(model.config), Sizes.of(model.encoder.config)) == sum(
+        one.numel() for one in model.parameters()
+    )
+    with method(TEXT).on(lm) as reader:
+        memory = reader.read(ids)
+        memory.score(ids[:, :2])
+        states = sum(one.nbytes for one in memory.states)
+        needed = reader.bytes_needed(2, READ)
+        assert needed is not None
+        assert needed["context_states"] == states * (READ - 32) // 40  # tokens beyond the window; in five whole chunks
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -22,14 +22,17 @@ class Sizes:
     feed_forward: int
     layers: int
     vocabulary: int
+    cross_layers: int | None = None  # with cross-attention, in the decoder of a CEPE model; None: all
 
     @classmethod
     def of(cls, config: Any) -> "Sizes":
+        crossed = getattr(config, "num_cross_attn_layers", None)
         config = config.get_text_config(decoder=True)
         heads, dim = hf.heads_of(config)
         keys = (getattr(config, "num_key_value_heads", None) or heads) * dim
         feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        return cls(config.hidden_size, heads * dim, keys, feed_forward, config.num_hidden_layers, config.vocab_size)
+        sizes = config.hidden_size, heads * dim, keys, feed_forward, config.num_hidden_layers, config.vocab_size
+        return cls(*sizes, crossed)
 
     @property
     def matrices(self) -> int:
@@ -89,7 +92,7 @@ def prefill_flops(
     cross = 2 * tokens * 2 * decoder.hidden * decoder.inner + 2 * context * 2 * encoder.hidden * decoder.keys
     cross += 4 * decoder.inner * tokens * context
     states = 2 * encoder.matrices * context + 4 * encoder.inner * context * chunk
-    return total + decoder.layers * cross + encoder.layers * states
+    return total + (decoder.cross_layers or decoder.layers) * cross + encoder.layers * states
 
 
 def parameters(decoder: Sizes, encoder: Sizes | None = None) -> int:
@@ -99,4 +102,4 @@ def parameters(decoder: Sizes, encoder: Sizes | None = None) -> int:
         return count
     cross = 2 * decoder.hidden * decoder.inner + 2 * encoder.hidden * decoder.keys + decoder.hidden
     states = encoder.layers * (encoder.matrices + 2 * encoder.hidden) + (encoder.vocabulary + 1) * encoder.hidden
-    return count + decoder.layers * cross + states
+    return count + (decoder.cross_layers or decoder.layers) * cross + states

@@ -139,8 +139,8 @@ class CepeReader(OuterReader):
             kept=0,
             itemsize=model.dtype.itemsize,
         )
-        if self.order is not None:
-            parts["context_states"] *= 2  # held without order (for longer documents) and with it
+        held = 1 if self.order is None else 2  # without order (for longer documents) and with it
+        parts["context_states"] *= held * num_states(model.config)
         return parts
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
