@@ -71,7 +71,6 @@ class CepeModel:
         self.config.update({"cepe_order": order, "cepe_order_layers": layers, "cepe_order_range": longest})
         width, like = self.encoder.config.hidden_size, next(self.encoder.parameters())
         made = ContextOrder(order, width, layers=layers, num_cross=number, longest=longest)
-        made.clear()
         self.context_order = made.to(like.device, like.dtype)
 
     # added and frozen parameters

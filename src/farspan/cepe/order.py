@@ -31,7 +31,7 @@ States = tuple[Float[Tensor, "rows tokens width"], ...]
 
 
 class ContextOrder(nn.Module):
-    """Vectors for the encoder's states by their distance from the decoder.
+    """Vectors for the encoder's states by their distance from the decoder, zero at first.
 
     Args:
         kind: position or age.
@@ -48,6 +48,8 @@ class ContextOrder(nn.Module):
             self.position = nn.Linear(2 * max(1, width // 2), width, bias=False)
         else:
             self.age = nn.Embedding(longest.bit_length() + 1, width)
+        for weight in self.parameters():
+            nn.init.zeros_(weight)
 
     def forward(self, states: States, distances: Int[Tensor, "rows tokens"], chunk: int) -> States:
         """Return the states with order: as many tensors as given if all layers with cross-attention read it, else one
@@ -76,12 +78,6 @@ class ContextOrder(nn.Module):
                 f"a context of {farthest:,} tokens, its offset included, exceeds the range of this model's order, "
                 f"{self.longest:,} tokens: give a shorter one, or read with cepe:order=none"
             )
-
-    @torch.no_grad()
-    def clear(self) -> None:
-        """Set the weights to zero, so that the states do not change."""
-        for weight in self.parameters():
-            weight.zero_()
 
     def _positions(self, distances: Tensor) -> Tensor:
         half = self.position.in_features // 2
