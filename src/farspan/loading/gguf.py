@@ -101,9 +101,12 @@ def converted(file: Path) -> Path:
     except ValueError as error:
         if "not supported" not in str(error):
             raise
+        from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+        known = sorted({*GGUF_SUPPORTED_ARCHITECTURES} - {"general", "tokenizer"})
         raise RefusedError(
             f"its architecture is {about['architecture']!r}, which transformers {transformers.__version__} cannot read "
-            f"from GGUF files: expected one of {', '.join(known_architectures())}. Load its safetensors weights instead"
+            f"from GGUF files: expected one of {', '.join(known)}. Load its safetensors weights instead"
         ) from error
     _refuse_other_weights(model, header, loaded["missing_keys"])
     _split(tokenizer, header.split)
@@ -128,13 +131,6 @@ def converted(file: Path) -> Path:
         (new / VERSION).touch()
         checksums.seal(new)
     return folder
-
-
-def known_architectures() -> list[str]:
-    """Return the architectures that transformers can read from GGUF files."""
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    return sorted(set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"})
 
 
 def identity(folder: str | Path) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,12 +41,12 @@ class NotFiniteError(ValueError):
 
 def head_of(lm: LM, hidden: Tensor, output: object) -> Head:
     """Return a function that computes the logits of these hidden states [batch, time, hidden] at given positions."""
-    return partial(_logits_at, lm, hidden, output)
 
+    def head(positions: slice) -> Tensor:
+        # cloned: torch multiplies slices of a batch one by one, each with a transposed copy of a frozen matrix
+        return hf.logits(lm.model, hidden[:, positions].clone(memory_format=torch.contiguous_format), output)
 
-def _logits_at(lm: LM, hidden: Tensor, output: object, positions: slice) -> Tensor:
-    # cloned: torch multiplies slices of a batch one by one, each with a transposed copy of a frozen matrix
-    return hf.logits(lm.model, hidden[:, positions].clone(memory_format=torch.contiguous_format), output)
+    return head
 
 
 def scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:

@@ -24,14 +24,9 @@ def writer(shard: Shard | None) -> str:
 
 
 def written_by(name: str) -> Shard | None:
-    """Return the shard whose files have this name, without its ending; None for a process that measures a whole run.
-
-    Raises:
-        ValueError: not the name of a writer.
-    """
+    """Return the shard whose files have this name, without its ending; None for a process that measures a whole run."""
     found = WRITER.fullmatch(name)
-    if found is None:
-        raise ValueError(f"{name!r} is not the name of a writer")
+    assert found is not None
     number, count = found.groups()
     return None if number is None else (int(number), int(count))
 
