@@ -241,8 +241,3 @@ def digest(*parts: str | np.ndarray) -> str:
     for part in parts:
         hashed.update(part.encode() if isinstance(part, str) else np.asarray(part, np.int64).tobytes())
     return hashed.hexdigest()[:16]
-
-
-def same_texts(*texts: Corpus | None) -> tuple[Corpus, ...]:
-    """Return the texts that are not None, each once."""
-    return tuple({text.hash: text for text in texts if text is not None}.values())

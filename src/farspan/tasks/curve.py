@@ -31,7 +31,7 @@ from farspan.lengths import DEFAULT_POINTS, refuse_depths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
 from farspan.specs import check_known
-from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite, same_texts
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
 
@@ -157,7 +157,9 @@ class BoundCurve(Curve, Bound[Texts]):
 
     @property
     def texts(self) -> tuple[Corpus, ...]:
-        return same_texts(self.target, self.prefix)
+        if self.prefix is None or self.prefix.hash == self.target.hash:
+            return (self.target,)
+        return self.target, self.prefix
 
     @property
     def probe(self) -> tuple[int, int]:

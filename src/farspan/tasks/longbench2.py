@@ -33,6 +33,8 @@ ASK = ("likelihood", "generated")
 LETTERS = ("A", "B", "C", "D")
 DIFFICULTIES = ("easy", "hard")
 SIZES = ("short", "medium", "long")  # of a text, the column "length"
+COLUMNS = ("_id", "domain", "sub_domain", "difficulty", "length", "question", "answer", "context",
+           *(f"choice_{letter}" for letter in LETTERS))  # fmt: skip
 HUB = "THUDM/LongBench-v2"
 NEW_TOKENS = 128  # the benchmark's
 BEFORE = "Please read the following text and answer the question below.\n\n<text>\n"
@@ -141,23 +143,17 @@ def load_items(data: str | None, difficulty: str | None, size: str | None, *, be
         ValueError: no such data, or values of another form.
     """
     table = hub_table(HUB, None, "train") if data is None else read_table(data, ("data", "train"))
+    for name in COLUMNS:
+        table.column(name)
     items = [
         _item(table, number, row, begun)
-        for number, row in enumerate(_rows(table), 1)
+        for number, row in enumerate(table.rows, 1)
         if difficulty in (None, row["difficulty"]) and size in (None, row["length"])
     ]
     if not items:
         wanted = ", ".join(f"{name}={value}" for name, value in (("difficulty", difficulty), ("size", size)) if value)
         raise ValueError(f"{table.name} has no question with {wanted}: leave one out")
     return items
-
-
-def _rows(table: Table) -> list[dict[str, Any]]:
-    for name in ("_id", "domain", "sub_domain", "difficulty", "length", "question", "answer", "context"):
-        table.column(name)
-    for letter in LETTERS:
-        table.column(f"choice_{letter}")
-    return table.rows
 
 
 def _item(table: Table, number: int, row: dict[str, Any], begun: bool) -> Item:

@@ -55,9 +55,8 @@ class Passage:
     name: str = ""  # in records: its title, or its number in an index
 
     def __str__(self) -> str:
-        return (
-            f"Document (Title: {self.title}): {self.text.strip()}" if self.title else f"Document: {self.text.strip()}"
-        )
+        title = f" (Title: {self.title})" if self.title else ""
+        return f"Document{title}: {self.text.strip()}"
 
 
 @dataclass(frozen=True)

@@ -47,18 +47,16 @@ def number_of(value: Any, where: str) -> float:
     return float(value)
 
 
-def inside(value: Any, where: str, *keys: str) -> Any:
-    """Return the value in nested objects, `value[key1][key2]...`.
+def inside(value: Any, where: str, key: str) -> Any:
+    """Return the value of a key in an object.
 
     Raises:
-        ValueError: a value is not an object, or an object has not the key.
+        ValueError: not an object, or one without the key.
     """
-    for key in keys:
-        if not isinstance(value, Mapping) or key not in value:
-            has = f"an object with {', '.join(map(str, value))}" if isinstance(value, Mapping) else _kind(value)
-            raise ValueError(f"{where}: got {has:.{4 * SHOWN}}, expected an object with {key!r}")
-        value = value[key]
-    return value
+    if not isinstance(value, Mapping) or key not in value:
+        has = f"an object with {', '.join(map(str, value))}" if isinstance(value, Mapping) else _kind(value)
+        raise ValueError(f"{where}: got {has:.{4 * SHOWN}}, expected an object with {key!r}")
+    return value[key]
 
 
 def rows_of(value: Any, where: str) -> Sequence[Any]:
