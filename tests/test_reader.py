@@ -553,6 +553,13 @@ def test_settings_that_no_token_can_be_sampled_with_are_refused(how: dict[str, f
         dense_reader(lm).read(some_ids(1, 4)).generate(some_ids(1, 3), 2, **how)
 
 
+def test_a_negative_number_of_new_tokens_is_refused(lm: LM) -> None:
+    memory = dense_reader(lm).read(some_ids(1, 4))
+    assert memory.generate(some_ids(1, 3), 0)[0].tolist() == []
+    with pytest.raises(ValueError, match="max_new_tokens: got -3, expected a number of tokens from 0 on"):
+        memory.generate(some_ids(1, 3), -3)
+
+
 @pytest.mark.parametrize("how", ["full", "cepe", "replug:piece=3,tail=2"])
 @pytest.mark.parametrize(
     ("ids", "message"),

@@ -36,7 +36,10 @@ def check_positions(lm: LM, tokens: int) -> None:
 
 
 def check_new_tokens(lm: LM, read: int, more: int, max_new_tokens: int) -> None:
-    """Raise ValueError if positions are missing for the new tokens after `read` and `more` tokens."""
+    """Raise ValueError for a negative number of new tokens, or if positions are missing for them after `read` and
+    `more` tokens."""
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens: got {max_new_tokens}, expected a number of tokens from 0 on")
     limit = lm.position_limit
     if limit is not None and read + more + max(max_new_tokens, 1) - 1 > limit:  # the last new token is never fed
         most = limit - read - more + 1
