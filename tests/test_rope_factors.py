@@ -104,11 +104,14 @@ def test_factors_of_another_model_and_files_without_any_are_refused(
 
 def test_the_factor_of_a_config_without_one_is_the_ratio_of_its_lengths(lm: LM, tmp_path: Path) -> None:
     config = {"rope_scaling": {"long_factor": FACTORS}, "max_position_embeddings": 2048}
-    (tmp_path / "f.json").write_text(json.dumps(config | {"original_max_position_embeddings": 512}))
+    original = {"original_max_position_embeddings": 512}
+    within = config | {"rope_scaling": {"long_factor": FACTORS} | original}
     (tmp_path / "of_another.json").write_text(json.dumps(config | {"original_max_position_embeddings": 256}))
-    found = method(f"rope:type=factors,file={tmp_path}/f.json").frequencies(lm)
-    assert found is not None
-    assert found[1] == math.sqrt(1 + math.log(4) / math.log(512))
+    for content in (config | original, within):
+        (tmp_path / "f.json").write_text(json.dumps(content))
+        found = method(f"rope:type=factors,file={tmp_path}/f.json").frequencies(lm)
+        assert found is not None
+        assert found[1] == math.sqrt(1 + math.log(4) / math.log(512))
     with pytest.raises(ValueError, match="another model: got original length = 256, expected 512"):
         method(f"rope:type=factors,file={tmp_path}/of_another.json").frequencies(lm)
 

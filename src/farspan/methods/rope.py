@@ -49,6 +49,7 @@ from farspan.specs import check_known
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
 LARGEST_FACTOR = 1_000_000
+ORIGINAL = "original_max_position_embeddings"  # in a config.json, or in its parameters of RoPE
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Rope(Method):
         of_another = (
             (len(factors), pairs, "factors"),
             (found.get("rope_theta", theta), theta, "rope_theta"),
-            (found.get("original_max_position_embeddings", original), original, "original length"),
+            (found.get(ORIGINAL, original), original, "original length"),
             (found.get("factor", self._factor), self._factor, "factor"),
         )
         for given, own, what in of_another:
@@ -196,10 +197,10 @@ def read_factors(file: str) -> dict[str, Any]:
     found = {"long_factor": content} if isinstance(content, list) else content
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(found, dict) and isinstance(found.get(name), dict):
-            longest, original = found.get("max_position_embeddings"), found.get("original_max_position_embeddings")
-            found = found[name]
-            if type(longest) is type(original) is int and original > 0:  # published configs give no other factor
-                found = {"factor": longest / original, "original_max_position_embeddings": original} | found
+            config, found = found, found[name]
+            longest, original = config.get("max_position_embeddings"), found.get(ORIGINAL, config.get(ORIGINAL))
+            if type(longest) is type(original) is int and 0 < original < longest:  # all that published configs give
+                found = {"factor": longest / original, ORIGINAL: original} | found
     factors = found.get("long_factor") if isinstance(found, dict) else None
     numbers = isinstance(factors, list) and all(type(one) in (int, float) and 0 < one < math.inf for one in factors)
     if not (factors and numbers):
