@@ -319,7 +319,7 @@ def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
     (length,) = {row.length for row in rows}
     assert max(row.scores["context"] for row in rows) == 64
     assert {row.scores["distance"] for row in rows if row.depth == 0} == {length + 1}
-    assert "(depth: share of the text; distance in tokens; means and 95 % intervals" in " ".join(result.stdout.split())
+    assert "(depth: share of the text; distance in tokens; means, n = " in " ".join(result.stdout.split())
     assert Path("run/recall.png").exists()
 
 

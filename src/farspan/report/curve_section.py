@@ -115,7 +115,7 @@ class CurveReport(TaskReport):
             for one in self.drawn:
                 title = (
                     f"recall by distance: {one.name}, texts of {one.everywhere.lengths[0]:,} tokens (depth: share of "
-                    "the text; distance in tokens; means and 95 % intervals over repeats)"
+                    f"the text; distance in tokens; means, {recall_figure([one]).note})"
                 )
                 console.print_table(title, RECALL, _recall(one))
             lines += _filled(self.drawn)
@@ -255,7 +255,8 @@ def print_curves(curves: Sequence[CurveMember], console: Terminal, *, paper: boo
     """
     what = {one.what for one in curves}
     about = f", {min(what)}" if len(what) == 1 else ""
-    _print_lengths(f"memory lengths{about} (tokens to be copied, 95 % interval over repeats)", LEADING, curves, console)
+    note = curve_figure(curves).note
+    _print_lengths(f"memory lengths{about} (tokens to be copied, {note})", LEADING, curves, console)
     for one in curves:
         console.print_line(verdict(one), style="bold")
     halves = [(one, half) for one in curves for half in ("copy", "control")]
@@ -265,7 +266,7 @@ def print_curves(curves: Sequence[CurveMember], console: Terminal, *, paper: boo
         [f"{length:,}", *(_accuracy(points[one.name].get(length), half) for one, half in halves)]
         for length in sorted({length for known in points.values() for length in known})
     ]
-    title = "accuracy by length: copy after reading the text, control after reading another (means over repeats)"
+    title = "accuracy by length: copy after reading the text, control after reading another (means)"
     console.print_table("; ".join(filter(None, (title, _which_depth(curves)))), head, lines, num_keys=1)
     if paper:
         _print_lengths("memory lengths of the paper", (*COLUMNS[len(LEADING) :], *PAPER_COLUMNS), curves, console)

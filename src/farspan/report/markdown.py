@@ -46,7 +46,7 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
 
 def _curves(own: Mapping[str, Any]) -> Iterator[str]:
     names = [spoken(name) for name in own["columns"]]
-    yield from ("Tokens of text to be copied, 95 % interval over repeats.", "")
+    yield from ("Tokens of text to be copied, 95 % intervals over texts.", "")
     yield from markdown_table(
         ["model", "method", "trained", *names, "repeats"], (_curve(line, len(names)) for line in own["lines"])
     )
