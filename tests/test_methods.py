@@ -330,6 +330,7 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("rope:type=yarn", "rope:type=yarn needs a factor, .* rope:type=yarn,factor=4 for texts 4 times as long"),
         ("rope:type=linear", "rope:type=linear needs a factor"),
         ("rope:type=ntk,original=64", "rope:type=ntk needs a factor"),
+        ("rope:type=linear,factor=0", "factor must be at least 1 and at most 1,000,000"),
         ("rope:type=yarn,factor=1e307", "factor must be at least 1 and at most 1,000,000"),
         ("rope:type=ntk,factor=nan", "factor must be at least 1 and at most 1,000,000"),
         ("replug:weights=bm52", r"unknown; .* \(did you mean 'bm25'\?\)"),

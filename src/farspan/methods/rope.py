@@ -78,7 +78,7 @@ class Rope(Method):
             object.__setattr__(self, "factor", 1.0)
         if self.type == "truncated" and self.factor is not None:
             raise ValueError(f"{self}: truncated RoPE has no factor: leave it out")
-        if self.type not in ("truncated", "factors") and not self.factor:
+        if self.type not in ("truncated", "factors") and self.factor is None:
             raise ValueError(
                 f"rope:type={self.type} needs a factor, without which it changes nothing: write for example "
                 f"rope:type={self.type},factor=4 for texts 4 times as long as the model was trained on"
