@@ -321,6 +321,11 @@ def test_a_run_of_several_models_is_one_record_each(changed: Callable[[Change], 
     assert "no model" not in refused(farspan("export", folder, "--to", "csv", "--model", "third"))
 
 
+def test_a_file_is_no_folder_for_an_export(tmp_path: Path) -> None:
+    said = refused(farspan("export", tmp_path, "--to", "csv", "--out", "some/b.csv"))
+    assert said == "error: --out some/b.csv: got the name of a csv file, expected a folder. Give some/b"
+
+
 def test_partial_runs_are_exported_with_a_line(changed: Callable[[Change], Path]) -> None:
     folder = changed(lambda rows: [*failing(rows[:2]), *rows[2:-4]])
     done = farspan("export", folder, "--to", "every-eval-ever", "--json")

@@ -61,6 +61,10 @@ def export(
         raise ValueError(f"--dataset belongs to --to hf-eval-results: got --to {to}. Omit it")
     if out is not None and to in ELSEWHERE:
         raise ValueError(f"--out has no effect with --to {to}, which stores its runs itself. Omit it")
+    if out is not None and Path(out).suffix == f".{to}":
+        raise ValueError(
+            f"--out {out}: got the name of a {to} file, expected a folder. Give {Path(out).with_suffix('')}"
+        )
     source = read_run(run, model)
     if to not in ROWS:
         source = measured_part(source, notice)
