@@ -26,6 +26,7 @@ from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
 from farspan.measuring.setups import grid
 from farspan.methods import METHODS
 from farspan.record import read_header, read_rows
+from farspan.record.run import refuse_differences
 from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
 from farspan.train.config import parsed, read_config, recipe_of, settings_of, shipped_configs
@@ -681,6 +682,41 @@ def test_a_run_that_could_not_begin_leaves_no_folder(models: Path) -> None:
 def test_a_file_in_the_place_of_a_run_is_named(models: Path) -> None:
     for out in ("text.txt", "text.txt/run"):
         assert "text.txt is a file: got" in refused(curve(models / "llama", "--out", out))
+
+
+def test_the_error_of_a_training_names_the_key_of_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: object) -> NoReturn:
+        refuse_differences(Path("old"), "training", {"lr": 1}, {"lr": 2})
+        raise AssertionError
+
+    monkeypatch.setattr("farspan.train.smt.train", train)
+    said = refused(farspan("train", "smt", "smt-demo"))
+    assert said.endswith("Repeat that training's settings to continue it, or choose another folder (--set out=FOLDER)")
+
+
+def test_a_run_in_the_place_of_a_model_is_named(models: Path) -> None:
+    Path("a").mkdir()
+    Path("a/run.json").write_text("{}")
+    for given in ("a", "a/run.json", "./a"):
+        said = refused(farspan("curve", given))
+        assert f"model {given!r} is a run of farspan, expected a model" in said
+        assert "farspan report a, or" in said
+
+
+def test_a_misspelt_demo_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farspan.loading.errors.is_offline_mode", lambda: True)
+    assert "nor cached (did you mean 'demo'?)" in refused(farspan("curve", "dmeo"))
+
+
+def test_all_commands_plan_perplexity_at_short_lengths(models: Path) -> None:
+    options = (models / "llama", "--lengths", "16,32", "--text", "text.txt", "--repeats", 2, "--plan", "--json")
+    compare = ("compare", "--no-cost", "--task")
+    commands = ("perplexity",), ("task", "perplexity"), (*compare, "perplexity"), (*compare, "perplexity:targets=fixed")
+    for command in commands:
+        for cost in last_line(farspan(*command, *options))["plans"]:
+            assert cost["what"].endswith("target_tokens=8")
+    said = refused(farspan("task", "perplexity:target_tokens=16", *options))
+    assert "give fewer (perplexity:target_tokens=N; farspan perplexity: --target-tokens N)" in said
 
 
 def test_a_full_disk_is_reported_with_the_file_and_what_to_do(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,12 +57,21 @@ def _known_text(name: str) -> None:
 
 
 def _known_place(model: str) -> None:
-    """Raise ValueError for a path that does not exist."""
+    """Raise ValueError for a path that does not exist, or that is of a run."""
     from farspan.files import expanded
 
     is_path = model.startswith((".", "/", "~")) and " " not in model  # with spaces: a question (ask --base-url)
-    if is_path and not expanded(model).exists():
+    place = expanded(model)
+    if is_path and not place.exists():
         raise ValueError(f"model {model!r} is neither a folder nor a hub id such as org/name")
+    if model == "demo" or " " in model:
+        return
+    folder = place.parent if place.is_file() else place
+    if (folder / "run.json").is_file() and not (folder / "config.json").exists():
+        raise ValueError(
+            f"model {model!r} is a run of farspan, expected a model. Print the run with farspan report {folder}, or "
+            f"measure it again with farspan check {folder} MODEL"
+        )
 
 
 def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
@@ -395,11 +404,12 @@ ROWS_KEPT = "the rows measured so far are kept, and the same command continues f
 
 
 @contextmanager
-def one_line_errors(kept: str | Callable[[], str] = "") -> Iterator[None]:
+def one_line_errors(kept: str | Callable[[], str] = "", out: str = "--out") -> Iterator[None]:
     """Print an error that a user can correct as one line, and exit with 2.
 
     Args:
         kept: what remains of the work if a signal stops the command; or a function that returns it.
+        out: the option that names the folder of results.
     """
     try:
         yield
@@ -423,7 +433,7 @@ def one_line_errors(kept: str | Callable[[], str] = "") -> Iterator[None]:
             message = f"out of memory: {first}; try --dtype bfloat16, --device-map auto or another --device"
         if os.environ.get("FARSPAN_DEBUG"):
             raise
-        line = " ".join(f"error: {message}".splitlines())
+        line = " ".join(f"error: {message}".replace("--out", out).splitlines())
         if len(line) > LONGEST:  # the problem comes first, the fix last
             line = f"{line[: LONGEST * 2 // 3]} … {line[-LONGEST // 3 :]}"
         err.print_line(line, style="red")

@@ -73,7 +73,7 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, plan: bool, a
         result: a format string for the summary.
     """
     settings: Any = None
-    with one_line_errors(lambda: "" if plan else _kept(settings)):
+    with one_line_errors(lambda: "" if plan else _kept(settings), out="--set out=FOLDER"):
         optional_import("accelerate", "train")  # first: without it, torch would be imported in vain
         from farspan.report.progress import Display
         from farspan.train.config import read_config, settings_of

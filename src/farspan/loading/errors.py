@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from farspan.files import expanded, parse_json
 from farspan.hf.device import is_out_of_memory
+from farspan.specs import closest
 
 # Errors of transformers for impossible values in a config, a tokenizer's files or an index of weights: it checks types
 # of fields (StrictDataclassError), but computes with any values. The values are the user's, so each is reported as an
@@ -163,10 +164,11 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
         return f"{what} {name!r} is a file: give its folder, or a file that ends with .gguf"
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
         return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
+    near = closest(name, ["demo"] if what == "model" else [])
     if is_offline_mode() or caused_by(OfflineModeIsEnabled):
-        return f"{what} {name!r} is neither a folder nor cached, and HF_HUB_OFFLINE is set: unset it to download"
+        return f"{what} {name!r} is neither a folder nor cached{near}, and HF_HUB_OFFLINE is set: unset it to download"
     if caused_by(RepositoryNotFoundError):
-        return f"{what} {name!r} is neither a folder nor on the hub (a private one needs `hf auth login`)"
+        return f"{what} {name!r} is neither a folder nor on the hub{near} (a private one needs `hf auth login`)"
     if caused_by(LocalEntryNotFoundError):
-        return f"{what} {name!r} is neither a folder nor cached, and the hub cannot be reached: {said}"
+        return f"{what} {name!r} is neither a folder nor cached{near}, and the hub cannot be reached: {said}"
     return f"{what} {name!r} cannot be loaded: {said}"

@@ -421,7 +421,7 @@ def refuse_differences(
     if found:
         raise ValueError(
             f"{folder} holds another {what}, made with other settings: {'; '.join(found)}. "
-            f"Repeat that {what}'s settings to continue it, or choose another folder (--out, or out in a config)"
+            f"Repeat that {what}'s settings to continue it, or choose another folder (--out)"
         )
 
 

@@ -270,7 +270,7 @@ def check_target_tokens(target_tokens: int, lengths: Sequence[int]) -> None:
     if target_tokens >= lengths[0]:
         raise ValueError(
             f"{target_tokens:,} target tokens leave no context in lengths up to {target_tokens:,} tokens: give fewer "
-            "(--target-tokens N, or perplexity:target_tokens=N or auto), or longer lengths (--lengths)"
+            "(perplexity:target_tokens=N; farspan perplexity: --target-tokens N), or longer lengths (--lengths)"
         )
 
 
