@@ -655,6 +655,13 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
         "SmolLM2: on books APE has a longer span than RePlug, and a shorter one than Self-Extend": (
             _longer_span(books[replug], books[ape]) and _longer_span(books[ape], books[STRETCHED])
         ),
+        "SmolLM2: on books DCA by 2,048 has a longer span than DCA and the model, and copies 0.3 more than it guesses": (
+            all(_longer_span(books[one], books["`dca:chunk=2048`"]) for one in (PLAIN, "`dca`"))
+            and _gap(books["`dca:chunk=2048`"], 16384)[0] > 0.3
+        ),
+        "SmolLM2: on books sinks copies at two windows less than 0.1 more than it guesses": (
+            _gap(books["`sinks:window=8188,sinks=4`"], 16384)[1] < 0.1
+        ),
         "SmolLM2: on books Self-Extend copies at four windows 0.1 more than it guesses, than YaRN by 4, than itself": (
             _gap(distant[STRETCHED], 32768)[0] > 0.1
             and all(_gains(distant[one], distant[STRETCHED])[32768][1] > 0.1 for one in (PLAIN, yarn))

@@ -341,8 +341,7 @@ def test_lengths_that_are_too_short_are_refused_and_the_others_measured(
     assert len(said) == 1
     assert "full, " in said[0]
     assert "topk:k=4 at 8: refused: 8 target tokens leave no context in lengths up to 8 tokens" in said[0]
-    assert "perplexity:target_tokens=N" in said[0]
-    assert "--target-tokens" not in result.output
+    assert "give fewer (perplexity:target_tokens=N; farspan perplexity: --target-tokens N)" in said[0]
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()
     assert CliRunner().invoke(app, [*arguments, "--method", "full", "--method", "topk:k=4"]).exit_code == 1
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before

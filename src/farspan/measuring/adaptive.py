@@ -187,7 +187,7 @@ def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tupl
         low, high, _ = chance[name]
         wanted = 2 * max(longest / RESOLUTION, PRECISION * value)
         now = stats.repeats_near(measured, value)
-        with_most = stats.expansion(most) / stats.expansion(now) * math.sqrt(now / most)
+        with_most = stats.expansion(float(most)) / stats.expansion(float(now)) * math.sqrt(now / most)
         if high - low <= wanted:
             continue
         if now >= most or (high - low) * with_most > wanted:

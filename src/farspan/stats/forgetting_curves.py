@@ -226,14 +226,17 @@ def index_by_repeat(curve: MeasuredCurve) -> Float[np.ndarray, "repeats lengths"
     """Return values whose mean over repeats is the memory index, with the spread of its jackknife pseudo-values (Tukey
     1958, Annals of Mathematical Statistics 29).
 
-    The index is a ratio of means. Its value in one repeat is not defined where that repeat's control is perfect.
+    The index is a ratio of means. Its value in one repeat is not defined where that repeat's control is perfect. Its
+    spread is over repeats with both halves; a length without any has one value, as if of one repeat.
     """
     remembered, left = curve.copy - curve.control, 1.0 - curve.control
     count, index = np.isfinite(remembered).sum(0), memory_index(curve)
     rest, rest_left = np.nansum(remembered, 0) - remembered, np.nansum(left, 0) - left
     without = np.divide(rest, rest_left, out=np.where(np.isnan(rest), np.nan, 0.0), where=rest_left > 1e-9)
     deviations = (1 - count) * without
-    return deviations - measured_mean(deviations) + index
+    found = deviations - measured_mean(deviations) + index
+    found[0, count == 0] = index[count == 0]
+    return found
 
 
 def between(curve: MeasuredCurve, length: float) -> tuple[int, int]:

@@ -118,13 +118,17 @@ def _areas(lengths: np.ndarray, values: Float[np.ndarray, "samples lengths"]) ->
     return np.trapezoid(np.concatenate([values[:, :1], values], 1), np.concatenate([[0], lengths]))
 
 
-def expansion(repeats: int) -> float:
+def expansion(repeats: float) -> float:
     """Return the number of standard errors from a value to an end of its 95 % interval: Student's quantile."""
     return float(stdtrit(repeats - 1, 0.975))
 
 
-def repeats_of(curve: MeasuredCurve, name: str, value: float) -> int:
-    """Return the number of repeats that a value depends on: those near a crossing; for an area, the median over
-    lengths."""
-    near = repeats_near(curve, value) if name in CROSSINGS else int(np.median(repeats_at(curve)))
-    return max(2, min(near, whole_repeats(curve)))
+def repeats_of(curve: MeasuredCurve, name: str, value: float) -> float:
+    """Return the number of repeats that a value depends on: those near a crossing; for an area, of whose variance each
+    repeat has a share, the number that would have equal shares (after Satterthwaite 1946): n where all lengths have n.
+    """
+    if name in CROSSINGS:
+        return float(max(2, min(repeats_near(curve, value), whole_repeats(curve))))
+    is_measured, count = np.isfinite(curve.copy), repeats_at(curve)
+    shares = (is_measured / np.maximum(count * (count - 1), 1))[:, count > 1].sum(1)
+    return max(2.0, round(float(shares.sum() ** 2 / (shares**2).sum()), 6)) if shares.any() else 2.0

@@ -197,8 +197,9 @@ def _differences(
         values = [value * scale for (value, _), scale in zip(found, scales, strict=True)]
         samples = [others * scale for (others, _), scale in zip(sampled, scales, strict=True)]
         repeats = [repeats_of(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
+        fewest = min(repeats)
         if pairs:
-            error, freedom = float(np.std(samples[1] - samples[0])), min(repeats) - 1.0
+            error, freedom = float(np.std(samples[1] - samples[0])), fewest - 1.0
         else:
             squared = [float(np.var(others)) for others in samples]
             error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
@@ -224,7 +225,7 @@ def _differences(
                 value,
                 None if is_open[0] else value - half - unknown[0],
                 None if is_open[1] else value + half + unknown[1],
-                None if sign_unknown or min(repeats) < LEAST_PAIRS else two_sided(least, error, freedom, min(repeats)),
+                None if sign_unknown or fewest < LEAST_PAIRS else two_sided(least, error, freedom, int(fewest)),
                 pairs,
                 tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
                 error,
