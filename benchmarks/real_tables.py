@@ -655,7 +655,7 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
         "SmolLM2: on books APE has a longer span than RePlug, and a shorter one than Self-Extend": (
             _longer_span(books[replug], books[ape]) and _longer_span(books[ape], books[STRETCHED])
         ),
-        "SmolLM2: on books DCA by 2,048 has a longer span than DCA and the model, and copies 0.3 more than it guesses": (
+        "SmolLM2: on books DCA by 2,048 has a longer span than DCA and the model, and copies 0.3 beyond guessing": (
             all(_longer_span(books[one], books["`dca:chunk=2048`"]) for one in (PLAIN, "`dca`"))
             and _gap(books["`dca:chunk=2048`"], 16384)[0] > 0.3
         ),
