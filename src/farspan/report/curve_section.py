@@ -29,7 +29,7 @@ from farspan.report.curves import (
     verdict,
 )
 from farspan.report.export import WHOSE, CsvTable, number, p_value, whose
-from farspan.report.figure import Figure, Heat
+from farspan.report.figure import Figure, Heat, sample_size
 from farspan.report.figures import depth_names
 from farspan.report.interactive import place
 from farspan.report.picture import draw_figure
@@ -255,13 +255,13 @@ def print_curves(curves: Sequence[CurveMember], console: Terminal, *, paper: boo
     """
     what = {one.what for one in curves}
     about = f", {min(what)}" if len(what) == 1 else ""
-    note = curve_figure(curves).note
-    _print_lengths(f"memory lengths{about} (tokens to be copied, {note})", LEADING, curves, console)
+    points = {one.name: {point["length"]: point for point in one.points()} for one in curves}
+    texts = sample_size((point["n"] for known in points.values() for point in known.values() if point["n"]), "text")
+    _print_lengths(f"memory lengths{about} (tokens to be copied, {texts})", LEADING, curves, console)
     for one in curves:
         console.print_line(verdict(one), style="bold")
     halves = [(one, half) for one in curves for half in ("copy", "control")]
     head = ["length", *(half if len(curves) == 1 else f"{one.name} {half}" for one, half in halves)]
-    points = {one.name: {point["length"]: point for point in one.points()} for one in curves}
     lines = [
         [f"{length:,}", *(_accuracy(points[one.name].get(length), half) for one, half in halves)]
         for length in sorted({length for known in points.values() for length in known})

@@ -15,7 +15,7 @@ from farspan.stats.forgetting_curves import (
     repeats_near,
     whole_repeats,
 )
-from farspan.stats.intervals import measured_mean
+from farspan.stats.intervals import equal_shares, measured_mean
 
 FINE = 0.99  # copy accuracy
 COARSE = 0.01  # gap
@@ -125,10 +125,9 @@ def expansion(repeats: float) -> float:
 
 def repeats_of(curve: MeasuredCurve, name: str, value: float) -> float:
     """Return the number of repeats that a value depends on: those near a crossing; for an area, of whose variance each
-    repeat has a share, the number that would have equal shares (after Satterthwaite 1946): n where all lengths have n.
-    """
+    repeat has a share, as many as `equal_shares`: n where all lengths have n."""
     if name in CROSSINGS:
         return float(max(2, min(repeats_near(curve, value), whole_repeats(curve))))
     is_measured, count = np.isfinite(curve.copy), repeats_at(curve)
     shares = (is_measured / np.maximum(count * (count - 1), 1))[:, count > 1].sum(1)
-    return max(2.0, round(float(shares.sum() ** 2 / (shares**2).sum()), 6)) if shares.any() else 2.0
+    return max(2.0, round(float(equal_shares(shares)), 6)) if shares.any() else 2.0

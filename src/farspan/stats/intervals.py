@@ -86,6 +86,12 @@ def mean_error(differences: np.ndarray) -> tuple[float, float, float]:
     return float(differences.mean()), error, n - 1.0
 
 
+def equal_shares(shares: Float[np.ndarray, "repeats *cells"]) -> Float[np.ndarray, "*cells"]:
+    """Return the number of repeats with equal shares of a variance that would estimate it as well as repeats with these
+    shares do: one more than its degrees of freedom (after Satterthwaite 1946, Biometrics Bulletin 2)."""
+    return np.asarray(shares.sum(0) ** 2 / (shares**2).sum(0))
+
+
 def welch_error(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
     """Return the difference of two means of unpaired values, second minus first, its standard error and its degrees of
     freedom (Welch 1947)."""

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 
 from farspan.stats.forgetting_curves import MeasuredCurve, index_by_repeat, is_judged
 from farspan.stats.headlines import LEVELS
+from farspan.stats.intervals import equal_shares
 
 JOINT_SAMPLES = 4000  # simulated to calibrate the test
 JOINT_REPEATS = 40  # more are calibrated like this number, which is slightly conservative
@@ -38,8 +39,13 @@ def _shown(curve: MeasuredCurve, name: str, level: float) -> Iterator[float]:
     one. The quantile is simulated under independent normal noise, with the repeats that each length has; noise shared
     by lengths makes the windows more alike and the test conservative.
     """
-    tested = {"fine": curve.copy, "coarse": curve.copy - curve.control}
-    excess = tested.get(name, index_by_repeat(curve)) - LEVELS.get(name, 0.0)
+    if name == "fine":
+        tested = curve.copy
+    elif name == "coarse":
+        tested = curve.copy - curve.control
+    else:
+        tested = index_by_repeat(curve)
+    excess = tested - LEVELS.get(name, 0.0)
     count = np.isfinite(excess).sum(0)
     usable = is_judged(curve) & (count > 1)
     lengths, excess, count = curve.lengths[usable], excess[:, usable], count[usable]
@@ -58,10 +64,9 @@ def _statistic(
 ) -> Float[np.ndarray, "*samples"]:
     """Return the largest t of the windows of the joint test; each length has two repeats or more.
 
-    A window's t has the degrees of freedom of the repeats that its variance comes from (after Satterthwaite 1946,
-    Biometrics Bulletin 2: n - 1 where every length has n). Wallace's normal scale (1959, Annals of Mathematical
-    Statistics 30) makes windows of few and of many repeats comparable; without it, one length of two repeats would
-    decide the quantile alone.
+    A window's t has the degrees of freedom of the repeats that its variance comes from (`equal_shares`; n - 1 where
+    every length has n). Wallace's normal scale (1959, Annals of Mathematical Statistics 30) makes windows of few and of
+    many repeats comparable; without it, one length of two repeats would decide the quantile alone.
     """
     windows, count = _windows(excess.shape[-1], anywhere=anywhere), is_measured.sum(0)
     mean = np.where(is_measured, excess, 0.0).sum(-2) / count
@@ -69,7 +74,7 @@ def _statistic(
     means, error = mean @ windows, np.sqrt(((deviation @ windows) ** 2).sum(-2))
     t = np.divide(means, error, out=np.where(means > 0, np.inf, -np.inf), where=error > 1e-12)
     variance = (is_measured / (count * (count - 1))) @ windows  # shares of each repeat
-    freedom = variance.sum(0) ** 2 / (variance**2).sum(0) - 1
+    freedom = equal_shares(variance) - 1
     scale = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom)
     return np.asarray((np.sign(t) * scale * np.sqrt(np.log1p(t**2 / freedom))).max(-1))
 

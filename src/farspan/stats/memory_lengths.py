@@ -12,13 +12,14 @@ The 95 % interval of a crossing is made in three steps (coverage: benchmarks/int
 1. Chance: value ± t · s. t is Student's quantile for the repeats the value depends on, s the standard deviation of the
    value over curves sampled around the measured one by a multiplier bootstrap (after Wu 1986, Annals of Statistics 14):
 
-       C*(L) = C(L) + Σ_r g_r (c_r(L) - C(L)) / sqrt(n (n - 1))      M*(L) likewise, g_r ~ N(0, 1)
+       C*(L) = C(L) + Σ_r g_r (c_r(L) - C(L)) / sqrt(n (n - 1))      G*(L), m*(L) likewise, g_r ~ N(0, 1)
 
-   One g_r for all scores of target r: both halves, all lengths. The n repeats at each length give C* the spread of a
+   with the values of the memory index of `index_by_repeat`: a ratio of C* - M* and 1 - M* would have no finite spread.
+   One g_r for all values of target r, at all lengths. The n repeats at each length give C* the spread of a
    mean of n, for any n, and no length loses all its repeats.
 2. Interpolation: both ends move outwards to the next measured length. Between two measured lengths only the order is
    known, so the crossing is interval-censored there.
-3. Existence: the lower end is 0 unless a joint test over all lengths (`established`) shows, at 5 %, that the gap
+3. Existence: the lower end is 0 unless a joint test over all lengths (`exceeds`) shows, at 5 %, that the gap
    exceeds 0 (for `fine`: the copy 0.99) at some length. If the crossing may be beyond the last length, its spread
    cannot be sampled; the lower end is then at most the length to which that test, at 10 %, shows the threshold
    exceeded.
