@@ -19,6 +19,7 @@ from farspan.methods import Method, method
 from farspan.record import Row, Run
 
 VOCABULARY = 300
+FACTORS = Path(__file__).parent / "data" / "rope_factors.json"  # of models whose RoPE has 4 pairs
 CODE = argparse.__file__  # a text such as the embedded model has learned, which takes no time to read
 # settings of every method that needs no model made for it; each but a neutral one changes the scores after a text of 50
 # tokens
@@ -33,6 +34,7 @@ EXAMPLES = {
         "rope:type=ntk,factor=4",
         "rope:type=yarn,factor=4,original=128",
         "rope:type=truncated,original=64",
+        f"rope:type=factors,factor=4,file={FACTORS}",
         "rope:type=dynamic,original=40",
     ),
     "topk": ("topk:k=6",),
