@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.llama import modeling_llama
 
+from farspan.demo import embedded_model
 from farspan.hf import attend, remap
 from farspan.lm import LM
 from farspan.methods import method
+from farspan.text import corpora
 
 from naive import by_pairs
 from tiny import nats_by, nats_of, open_lm, same, some_ids
@@ -77,6 +80,52 @@ def test_the_kernel_and_the_plain_scores_give_the_same(
     monkeypatch.setattr(attend.Call, "scores", measured)
     same(nats_by(text, lm, ids, 1024), expected)
     assert max(sizes) <= 4 * 32 * 130
+
+
+FOUR = torch.arange(2048)  # tokens, four trained lengths of the embedded model
+DISTANCES, CHUNKS = FOUR[:, None] - FOUR, FOUR[:, None] // 384 - FOUR // 384
+PROTOTYPES = {  # of each kind of pairs: the positions of queries and of keys, and which pairs
+    "selfextend:group=8,window=256": [
+        (FOUR, FOUR, (DISTANCES >= 0) & (DISTANCES < 256)),
+        (FOUR // 8 + 256 - 256 // 8, FOUR // 8, DISTANCES >= 256),
+    ],
+    "dca:chunk=384,local=64": [
+        (FOUR % 384, FOUR % 384, (CHUNKS == 0) & (DISTANCES >= 0)),
+        ((FOUR % 384 + 384).clamp(max=448), FOUR % 384, CHUNKS == 1),
+        (torch.full_like(FOUR, 448), FOUR % 384, CHUNKS > 1),
+    ],
+}
+
+
+@pytest.mark.parametrize("text", PROTOTYPES)
+def test_at_four_windows_it_predicts_what_the_published_algorithm_does(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded model on two texts. The authors' code computes the scores of all pairs for each kind of positions,
+    chooses among them, and takes one softmax. No token differs by more than 0.0001 nats, no mean by more than 0.000001.
+    """
+    lm = embedded_model()
+    windows = corpora.load("builtin:held-out", lm.tokenizer).windows(len(FOUR), 2, seed=0)
+    ids = torch.stack([torch.from_numpy(window).long() for window in windows])
+    ours = nats_by(text, lm, ids, 1024)
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **options: Any) -> Any:
+        scores = torch.full((*q.shape[:3], k.shape[2]), -torch.inf)
+        for here, there, pairs in PROTOTYPES[text]:
+            turned, keys = (rotated(x, *lm.model.model.rotary_emb(x, at[None])) for x, at in ((q, here), (k, there)))
+            scores = torch.where(pairs, turned @ keys.mT * scaling, scores)
+        return (scores.softmax(-1) @ v).transpose(1, 2), None
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend)
+    lm.model.set_attn_implementation("eager")
+    with torch.no_grad():  # at position 0 the model's own RoPE does nothing
+        logits = lm.model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False).logits
+    theirs = torch.stack([nats_of(*one) for one in zip(logits, ids, strict=True)])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + modeling_llama.rotate_half(x) * sin
 
 
 @pytest.mark.parametrize("text", ["selfextend:group=2,window=256", "dca:chunk=384,local=64"])
