@@ -515,7 +515,7 @@ def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, folder: Path
     assert all(isinstance(one.cost, str) == one.method.startswith("sinks") for one in planned)
 
 
-@pytest.mark.parametrize(("lengths", "targets"), [("auto", 256), ("512,1024", 256), ("64,256", 32)])
+@pytest.mark.parametrize(("lengths", "targets"), [("auto", 64), ("512,1024", 256), ("64,256", 32)])
 def test_the_default_task_has_targets_that_fit_the_shortest_length(
     lengths: str, targets: int, text: str, folder: Path
 ) -> None:

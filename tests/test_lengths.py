@@ -62,11 +62,15 @@ def test_doubled_lengths_end_at_twice_the_largest_trained_length(
 
 def test_default_lengths_end_where_the_positions_of_a_model_end(tokenizer: Any) -> None:
     lines: list[str] = []
-    for positions, expected in ((1500, (512, 1024)), (3000, (512, 1024, 2048)), (100, (512, 1024, 2048))):
+    for positions, expected in (
+        (1500, (256, 512, 1024)),
+        (3000, (256, 512, 1024, 2048)),
+        (100, (256, 512, 1024, 2048)),
+    ):
         lm = replace(open_lm("llama", tokenizer), trained_length=1024, position_limit=positions)
         (setup,) = grid([lm], ["perplexity"], text="builtin:held-out").setups(lm, Watch(notice=lines.append))
         assert setup.lengths == expected
-    what = "perplexity:targets=fixed,target_tokens=256"
+    what = "perplexity:targets=fixed,target_tokens=128"
     assert lines == [f"tiny-llama takes at most 1,500 tokens: the default lengths of {what} end at 1,024"]
     (setup,) = grid([lm], ["curve"], text="builtin:held-out").setups(lm, Watch())  # no length fits 100 positions
     lm = replace(lm, position_limit=1500)

@@ -343,7 +343,7 @@ class PerplexityCallback(MeasuringCallback):
         trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
         lengths = self.lengths or tuple(sorted({max(2, n) for n in (trained // 2, trained, 2 * trained)}))
         check_lengths(lengths)
-        perplexity = Perplexity(target_tokens=None).resolved(lengths, (trained,))
+        perplexity = Perplexity().resolved(lengths, (trained,))
         task = perplexity.on(lm, self.text)
         what: dict[str, Any] = {"lengths": lengths, "repeats": self.repeats, "seed": self.seed}
         task.examples(lm, **what)  # raises if the text is too short

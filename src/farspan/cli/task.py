@@ -1,6 +1,5 @@
 """`farspan task` and `farspan compare`: any tasks."""
 
-import re
 from typing import Annotated
 
 import typer
@@ -48,8 +47,7 @@ def task(
         from farspan.tasks import task as parsed
 
         settings = own_lengths(sampling.settings(zero=parsed(name).unit != "tokens"))
-        tasks = _as_perplexity([name], **settings)
-        run_measurement(models, method, tasks, running, loading, repeats=repeats, **settings)
+        run_measurement(models, method, [name], running, loading, repeats=repeats, **settings)
 
 
 def compare(
@@ -78,16 +76,5 @@ def compare(
     """
     with one_line_errors(running.kept):
         settings = own_lengths(sampling.settings())
-        tasks = _as_perplexity(task or ["perplexity"], **settings)
+        tasks = task or ["perplexity"]
         run_measurement(models, method, tasks, running, loading, repeats=repeats, cost=cost, refusals=True, **settings)
-
-
-def _as_perplexity(tasks: list[str], *, lengths: object, **_: object) -> list[str]:
-    """Return the tasks with the target tokens that `farspan perplexity` chooses for these lengths; the default lengths
-    (None) leave the default targets a context."""
-    return [
-        f"{one}{',' if ':' in one else ':'}target_tokens=auto"
-        if lengths is not None and re.match("perplexity(?!.*(target_tokens|targets=all))", one)
-        else one
-        for one in tasks
-    ]

@@ -19,10 +19,15 @@ def flash(
     value: Float[Tensor, "batch key_heads keys dim"],
     *,
     causal: bool = False,
+    mirrored: bool = False,
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Part:
-    """Attend with torch's kernel. `causal`: the first query sees the first key only; `mask`: additive."""
+    """Attend with torch's kernel. `causal`: the first query sees the first key only; `mirrored`: the last query sees
+    the last key only (as many keys as queries); `mask`: additive."""
+    if mirrored:  # as a causal call, of which the kernel skips what is hidden
+        out, total = flash(query.flip(2), key.flip(2), value.flip(2), causal=True, scale=scale)
+        return out.flip(2), total.flip(2)
     batch, heads, time, dim = query.shape
     if single := time == 1 and mask is None and not causal:
         # make the query heads of a key head queries of one head: alone, each takes up to 7 times as long in bf16

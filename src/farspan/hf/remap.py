@@ -22,7 +22,7 @@ class Piece:
     nearest: int = 0  # a query sees the keys at least this many tokens before it,
     farthest: int | None = None  # and fewer than this many; None: all earlier ones
     query: Int[Tensor, "some"] | None = None  # positions that the queries are rotated to; None: their own
-    moved: bool = False  # whether the keys are rotated to `Remap.key`
+    moved: bool = False  # whether the keys are rotated to `Remap.key`; all such pieces have the same `nearest`
 
 
 @runtime_checkable
@@ -71,18 +71,21 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
             key = call.key
             if piece.moved:
                 if moved is None:
-                    moved = turned(call.key, angles(held, inv_freq), angles(remap.key(held), inv_freq))
+                    some = held[: max(0, end - piece.nearest - missing)]  # no query sees a later one moved
+                    before, after = angles(some, inv_freq), angles(remap.key(some), inv_freq)
+                    moved = turned(call.key[:, :, : len(some)], before, after)
                 key = moved
             for one in _visible(call, piece, here, fused):
                 keys = slice(one.start - missing, one.stop - missing)
-                causal = fused and _is_causal(one, here)
-                hidden = None if causal else _hidden(one, here)
-                parts.append((query, key[:, :, keys], call.value[:, :, keys], hidden, causal))
+                causal, mirrored = fused and _is_causal(one, here), fused and _is_mirrored(one, here)
+                hidden = None if causal or mirrored else _hidden(one, here)
+                parts.append((query, key[:, :, keys], call.value[:, :, keys], hidden, causal, mirrored))
         out[..., block, :] = (_fused if fused else _plain)(call, parts)
     return out
 
 
-Part = tuple[Tensor, Tensor, Tensor, Tensor | None, bool]  # queries, keys, values, hidden pairs [some, keys], causal
+# queries, keys, values, hidden pairs [some, keys], whether causal, whether mirrored (`flash`)
+Part = tuple[Tensor, Tensor, Tensor, Tensor | None, bool, bool]
 
 
 def _blocks(call: Call, multiple: int | None, fused: bool) -> Iterator[slice]:
@@ -103,7 +106,9 @@ def _visible(call: Call, piece: Piece, here: Tensor, split: bool) -> Iterator[Pi
     farthest = min(limits, default=last + 1)  # no key is so far away
     start = max(piece.start, call.num_missing, first - farthest + 1)
     stop = min(piece.stop, last - piece.nearest + 1)
-    all_from, all_to = max(start, last - farthest + 1), min(stop, first - piece.nearest)  # the rest is causal
+    all_from, all_to = max(start, last - farthest + 1), min(stop, first - piece.nearest)  # later ones are causal
+    if start == first - farthest + 1 and all_from < all_to - 1:
+        all_from += 1  # earlier ones are mirrored
     cuts = [start, all_from, all_to, stop] if split and start <= all_from < all_to <= stop else [start, stop]
     for low, high in pairwise(cuts):
         if low < high:
@@ -126,9 +131,16 @@ def _is_causal(piece: Piece, here: Tensor) -> bool:
     return (piece.start, piece.stop) == (start, stop) and piece.farthest >= piece.nearest + len(here)
 
 
+def _is_mirrored(piece: Piece, here: Tensor) -> bool:
+    """Return whether the last query sees only the last key, and each earlier query one key more."""
+    assert piece.farthest is not None
+    start = int(here[0]) - piece.farthest + 1
+    return (piece.start, piece.stop) == (start, start + len(here)) and piece.stop <= int(here[0]) - piece.nearest + 1
+
+
 def _plain(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups some value_dim"]:
     scores = []
-    for query, key, _, hidden, _ in parts:
+    for query, key, _, hidden, *_ in parts:
         some = call.scores(query, key)
         scores.append(some if hidden is None else some.masked_fill_(hidden, -torch.inf))
     weights = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(call.query.dtype)
@@ -140,7 +152,8 @@ def _plain(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups s
 def _fused(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups some value_dim"]:
     """Return the same as `_plain`."""
     outputs = []
-    for query, key, value, hidden, causal in parts:
-        mask = None if hidden is None or causal else hidden_mask(hidden, query.dtype)[None, None]
-        outputs.append(flash(query.flatten(1, 2), key, value, causal=causal, mask=mask, scale=call.scale))
+    for query, key, value, hidden, causal, mirrored in parts:
+        mask = None if hidden is None else hidden_mask(hidden, query.dtype)[None, None]
+        shape = {"causal": causal, "mirrored": mirrored, "mask": mask}
+        outputs.append(flash(query.flatten(1, 2), key, value, scale=call.scale, **shape))
     return joined(outputs).unflatten(1, call.query.shape[1:3])

@@ -43,7 +43,7 @@ class Perplexity(Task):
     """Nats per token and next-token accuracy on windows of the text."""
 
     targets: str = "fixed"  # one of TARGETS
-    target_tokens: int | None = TARGET_TOKENS  # n; None: 256, or half of the shortest length if that is less
+    target_tokens: int | None = None  # default: 256, or half of the shortest length if that is less
     buckets: int | None = None  # with targets=all: equal parts of each length; None: they end at 64, 128, 256, ...
 
     name: ClassVar[str] = "perplexity"
@@ -59,13 +59,15 @@ class Perplexity(Task):
                 f"target_tokens={self.target_tokens} belongs to targets=fixed or last; targets=all scores every token: "
                 "leave out one of the two"
             )
+        if self.targets == "all":
+            object.__setattr__(self, "target_tokens", TARGET_TOKENS)  # has no meaning; all runs record this name
         if self.buckets is not None and self.buckets < 1:
             raise ValueError(f"buckets: got {self.buckets}, expected at least 1")
         if self.buckets is not None and self.targets != "all":
             raise ValueError(f"buckets belong to targets=all, not to targets={self.targets}: leave them out")
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> "Perplexity":
-        if self.targets == "all" or self.target_tokens is not None:
+        if self.target_tokens is not None:
             return self
         shortest = lengths[0] if lengths else shortest_length(min(trained))
         return replace(self, target_tokens=max(1, min(TARGET_TOKENS, shortest // 2)))
