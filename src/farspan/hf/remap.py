@@ -154,6 +154,6 @@ def _fused(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups s
     outputs = []
     for query, key, value, hidden, causal, mirrored in parts:
         mask = None if hidden is None else hidden_mask(hidden, query.dtype)[None, None]
-        shape = {"causal": causal, "mirrored": mirrored, "mask": mask}
-        outputs.append(flash(query.flatten(1, 2), key, value, scale=call.scale, **shape))
+        rows = query.flatten(1, 2)
+        outputs.append(flash(rows, key, value, causal=causal, mirrored=mirrored, mask=mask, scale=call.scale))
     return joined(outputs).unflatten(1, call.query.shape[1:3])
