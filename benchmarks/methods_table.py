@@ -206,18 +206,32 @@ def by_quality(part: str) -> Callable[[str], str]:
 
 def best(model: str) -> str:
     """Return the best method of each measure and length, and how much better it is than the next, paired by example;
-    p after Holm over the table. LongPPL is left out: each method has key tokens of its own."""
-    found = [one for part in NAMES if part != "longppl" for one in _best(model, part)]
-    corrected = holm([p for *_, (_, _, _, p) in found])
+    p after Holm over the table. Of memory lengths only spans, since half-lives and reaches beyond the last length
+    cannot be ordered; LongPPL is left out: each method has key tokens of its own."""
+    found = [one for part in TEXTS for one in _best_span(model, part)]
+    found += [one for part in NAMES if part != "longppl" for one in _best(model, part)]
+    corrected = holm([p for *_, p in found])
     lines = [
-        [what, f"{length:,}", f"`{first}`", f"`{second}`", f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}"]
-        for (what, length, first, second, (mean, low, high, _)), p in zip(found, corrected, strict=True)
+        [what, length, f"`{first}`", f"`{second}`", gap, f"{p:.2g}"]
+        for (what, length, first, second, gap, _), p in zip(found, corrected, strict=True)
         if p is not None
     ]
     return table(["measure", "tokens", "best", "next", "better by", "p"], lines)
 
 
-def _best(model: str, part: str) -> Iterator[tuple[str, int, str, str, tuple[float, float, float, float]]]:
+Best = tuple[str, str, str, str, str, float | None]  # measure, tokens, best and next method, difference, p
+
+
+def _best_span(model: str, part: str) -> Iterator[Best]:
+    members = curves(model, part)
+    spans = {how: one.summary.span.value for how, one in members.items() if one.summary is not None}
+    first, second = (members[how] for how in sorted(spans, key=lambda how: -spans[how])[:2])
+    gap = next(one for one in differences(second.curve, first.curve) if one.name == "span")
+    longest = max(point["length"] for point in first.points())
+    yield f"span, {TEXTS[part]}", f"to {longest:,}", first.method, second.method, f"{gap.known} {gap.interval}", gap.p
+
+
+def _best(model: str, part: str) -> Iterator[Best]:
     header, rows = rows_of(model, part)
     if not rows:
         return
@@ -234,7 +248,8 @@ def _best(model: str, part: str) -> Iterator[tuple[str, int, str, str, tuple[flo
         first, second = sorted(whole, key=lambda how: (-sign * np.mean(list(by[how].values())), how))[:2]
         gaps = np.array([sign * (by[first][one] - by[second][one]) for one in by[first] if one in by[second]])
         if gaps.any():
-            yield NAMES[part], length, first, second, student_mean(gaps)
+            mean, low, high, p = student_mean(gaps)
+            yield NAMES[part], f"{length:,}", first, second, f"{mean:.3f} [{low:.3f}, {high:.3f}]", p
 
 
 @cache
