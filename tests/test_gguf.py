@@ -1,7 +1,9 @@
 """GGUF files: the weights that they stand for, converted once, and what is refused."""
 
+import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import typer
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import farspan
 from farspan import reader
+from farspan.cli.options import one_line_errors
 from farspan.files import cache_folder
 from farspan.loading import gguf
 from farspan.text import checksums
@@ -392,6 +397,32 @@ def test_what_cannot_be_read_is_refused_by_name(tiny: Any, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"ends with \.gguf"):
         farspan.load(path.parent, gguf="model.safetensors")
     assert not list((cache_folder() / "models").glob("*"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # tokenizers
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_disk_is_named_and_leaves_nothing(
+    error: Exception, tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = tiny()
+
+    def full(self: Any, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(typer.Exit), one_line_errors():
+        farspan.load(path)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"error: .*/cache/models/tiny-\w+: No space left on device\. Free space and repeat .*", said)
+    assert not list((cache_folder() / "models").iterdir())
 
 
 def test_what_is_beside_a_file_is_not_read(tiny: Any) -> None:
