@@ -302,6 +302,18 @@ def test_text_is_split_as_the_file_says(name: str, spaces: list[int], tiny: Any)
     assert [part for part, _ in split][-1] == ("2" if name == "smollm" else "Ġ12")
 
 
+@pytest.mark.parametrize("method", ["add_tokenizer_model", "add_token_list"])
+def test_a_file_without_a_tokenizer_is_refused_before_it_is_dequantised(
+    method: str, tiny: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(library.GGUFWriter, method, lambda writer, values: None)
+    path, _ = tiny()
+    with pytest.raises(ValueError, match=r"tiny\.gguf.*it holds no tokenizer: .* load its safetensors weights instead"):
+        farspan.load(path)
+    assert "dequantising" not in capfd.readouterr().err
+    assert not list((cache_folder() / "models").glob("*"))
+
+
 def test_a_way_to_split_text_that_is_not_known_is_refused(tiny: Any) -> None:
     path, _ = tiny(more=lambda writer: writer.add_tokenizer_pre("bloom"))
     with pytest.raises(ValueError, match=r"its tokenizer splits text as 'bloom', which transformers .* does not know"):
