@@ -20,6 +20,7 @@ import farspan
 from farspan import reader
 from farspan.cli.options import one_line_errors
 from farspan.files import cache_folder
+from farspan.lm import trained_length_of
 from farspan.loading import gguf
 from farspan.text import checksums
 
@@ -91,6 +92,9 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp turns neighbouring pairs of a head where transformers turns its two halves."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+pytestmark = pytest.mark.usefixtures("hub_offline")
 
 
 @pytest.fixture(autouse=True)
@@ -371,6 +375,24 @@ def test_a_file_is_found_in_a_subfolder(tiny: Any) -> None:
     path, _ = tiny()
     lm = farspan.load(path.parent.parent, subfolder=path.parent.name, gguf=path.name)
     assert lm.identity["fingerprint"] == farspan.load(path).identity["fingerprint"]
+
+
+def test_a_file_of_the_hub_is_found_by_its_name_and_revision(tiny: Any, tmp_path: Path) -> None:
+    path, _ = tiny()
+    commit, repository = "a1" * 20, tmp_path / "hub" / "models--org--tiny"
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    path.rename(repository / "snapshots" / commit / path.name)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    options = {"gguf": path.name, "cache_dir": str(tmp_path / "hub")}
+    lm = farspan.load("org/tiny", **options)
+    assert (lm.name, lm.identity["gguf"]["file"]) == (f"org/tiny/{path.name}", path.name)
+    assert farspan.load("org/tiny", revision=commit, **options).identity == lm.identity
+    assert trained_length_of("org/tiny", **options) == lm.trained_length
+    for absent in ({"gguf": "x.gguf"}, {"revision": "other"}):
+        name = absent.get("gguf", path.name)
+        with pytest.raises(ValueError, match=rf"^model 'org/tiny/{name}' is neither a folder nor cached[^\n]*$"):
+            farspan.load("org/tiny", **options | absent)
 
 
 def test_a_file_is_measured_like_any_model(tiny: Any, tmp_path: Path) -> None:
