@@ -24,7 +24,7 @@ from farspan.report.cells import Cell, cells
 from farspan.report.curve_figures import map_figure
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import CurveMember, series
-from farspan.report.figure import Figure, Line
+from farspan.report.figure import Figure, Line, Style
 from farspan.report.perplexity import PerplexityMember
 from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
@@ -404,19 +404,22 @@ def decay_power(model: str, length: int) -> Interval:
     return over_texts(np.polyfit(np.log(distances[some]), logs[:, some].T, 1)[0].tolist())
 
 
+STYLES: dict[str, Style] = {"all": "solid", "rest": "dashed"}
+
+
 def decay_figure(model: str, title: str) -> Figure | None:
     """Return the mean weight of a key by its distance from the query, with sinks and without, at the shortest and the
     longest length; None: not recorded."""
     lines = []
     for one in attention_series(recorded(model, "attention")[1]):
         for index, at in enumerate((one.at[0], one.at[-1])):
-            for part, style in (("all", "solid"), ("rest", "dashed")):
+            for part, style in STYLES.items():
                 distances, logs = key_weights(at, part)
-                values = map(np.exp, (measured_mean(logs), *interval(logs)))
+                mean, low, high = np.exp([measured_mean(logs), *interval(logs)])
                 name = f"query at {at.length:,}" if part == "all" else ""
-                lines.append(Line(name, distances, next(values), index, *values, style=style))
+                lines.append(Line(name, distances, mean, index, low, high, style=style))
     look: dict[str, Any] = {"log_x": True, "log_y": True, "num_members": len(lines) // 2}
-    x, keys = "distance (tokens)", (("all keys", "solid"), ("without the first 8 tokens", "dashed"))
+    x, keys = "distance (tokens)", list(zip(("all keys", "without the first 8 tokens"), STYLES.values(), strict=True))
     return Figure(title, x, "mean weight of a key", lines, keys=keys, note="n = 4 texts", **look) if lines else None
 
 
