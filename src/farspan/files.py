@@ -22,6 +22,8 @@ PREFIX = ".farspan-part-"  # of temporary folders
 DEEPEST = 100  # levels of lists and objects in JSON
 LOCK = "lock"  # the file in them that their process keeps locked
 NEW = "new"  # the folder in them that is written
+# in the messages of torch, safetensors and tokenizers if the disk is full
+FULL_DISK = ("PytorchStreamWriter", "inline_container", "iostream error", "No space left")
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -228,6 +230,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error of the system, torch, safetensors or tokenizers means that no space is left."""
+    return any(words in str(error) for words in FULL_DISK)
+
+
 @contextmanager
 def _beside(parent: Path) -> Iterator[Path]:
     """Yield an empty folder in a temporary one that has a lock, which `remove_leftovers` respects."""
@@ -249,10 +256,15 @@ def _beside(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Let system errors name the user's path instead of the temporary one or none."""
+    """Let system errors name the user's path instead of the temporary one or none, also a full disk, which libraries
+    report by errors of their own."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:  # tokenizers raise a plain Exception
+        if not isinstance(error, OSError):
+            if not is_disk_full(error):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         if error.errno is None or (error.filename is not None and PREFIX not in str(error.filename)):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error

@@ -199,6 +199,7 @@ def load(
             language model, a GGUF file that cannot be converted, a config from which no model can be built, weights
             missing, without a place in the model, damaged or of other shapes, a vocabulary smaller than the
             tokenizer's, no such device, or heads that the processes of a `distributed_config` cannot divide evenly.
+        OSError: the disk is full.
     """
     name = str(model)
     if gguf is not None:

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
-from farspan.files import expanded, parse_json
+from farspan.files import expanded, is_disk_full, parse_json
 from farspan.hf.device import is_out_of_memory
 from farspan.specs import closest
 
@@ -37,7 +37,8 @@ class RefusedError(ValueError):
 
 @contextmanager
 def explained(name: str | Path, what: str, part: str, trust_remote_code: bool | None) -> Iterator[None]:
-    """Turn errors of loading in the block into ValueErrors of one line. Others, such as too little memory, stay.
+    """Turn errors of loading in the block into ValueErrors of one line. Others, such as too little memory or a full
+    disk, stay.
 
     Args:
         name: what is loaded: a folder, a file or a hub id.
@@ -55,7 +56,7 @@ def explained(name: str | Path, what: str, part: str, trust_remote_code: bool | 
 
 def _explained(error: BaseException, name: str, what: str, part: str, trust: bool | None) -> str | None:
     """Return a line about an error of loading; None for an error of another kind."""
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or (isinstance(error, OSError) and is_disk_full(error)):
         return None
     of = f"{what} {name!r}"
     if isinstance(error, RefusedError):

@@ -37,6 +37,7 @@ from farspan.text import checksums
 
 ABOUT = "gguf.json"  # in the folder: the source of its weights
 VERSION = "version-3"  # an empty file in the folder; folders without it can lack weights, or have other tokens
+TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # its kind and its vocabulary
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Ways to split text (`tokenizer.ggml.pre`), by llama.cpp's names: GPT-2's, and GPT-2's after single digits.
 LIKE_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
@@ -159,7 +160,7 @@ def _header(file: Path) -> FileHeader:
     """Read the header of a GGUF file.
 
     Raises:
-        ValueError: the file is damaged, or scales RoPE in a way that is not known.
+        ValueError: the file is damaged, has no tokenizer, or scales RoPE in a way that is not known.
     """
     gguf = optional_import("gguf", "gguf")
     try:
@@ -171,6 +172,7 @@ def _header(file: Path) -> FileHeader:
         ends = {fields[key].contents() for key in ENDS if key in fields}
         split = fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in fields else None
         parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
+        absent = [name for name in TOKENIZER if name not in fields]
         divisors = None
         for tensor in reader.tensors:
             if "rope_freqs" in tensor.name:
@@ -179,6 +181,11 @@ def _header(file: Path) -> FileHeader:
         raise RefusedError("it is not a GGUF file, or is damaged: download it again") from error
     if parts > 1:
         raise RefusedError(f"it is one of {parts} parts of a model: join them first, with `llama-gguf-split --merge`")
+    if absent:
+        raise RefusedError(
+            f"it holds no tokenizer: it lacks the fields {', '.join(absent)}. Choose a GGUF file that has them, or "
+            "load its safetensors weights instead"
+        )
     if factors := [tensor.name for tensor in reader.tensors if "rope_factors" in tensor.name]:
         raise _unknown_scaling(f"the tensor {factors[0]}")
     about = {

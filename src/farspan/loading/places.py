@@ -65,5 +65,5 @@ def gguf_file(model: str | Path, file: str, revision: str | None, **local: Any) 
             shown = folder if "subfolder" in local else model
             raise ValueError(f"folder {shown} has no file {file!r}: its GGUF files are {others} (--gguf)")
         return str(folder / file)
-    with explained(model, "model", "GGUF file", None):
+    with explained(f"{model}/{file}", "model", "GGUF file", None):
         return str(cached_file(str(model), file, revision=revision, **local))

@@ -25,7 +25,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from farspan import files
-from farspan.files import parse_json
+from farspan.files import is_disk_full, parse_json
 from farspan.hf.device import is_out_of_memory
 from farspan.text.corpora import Corpus
 from farspan.train.engines import in_any_process, is_first_process
@@ -36,8 +36,6 @@ NAMED = re.compile(r"checkpoint-(\d+)")
 # what torch.load, safetensors and JSON raise for files that are truncated, or of another program or version
 UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError, ValueError, TypeError, LookupError,
               AttributeError)  # fmt: skip
-# in the messages of torch and tokenizers if the disk is full
-FULL_DISK = ("PytorchStreamWriter", "inline_container", "iostream error", "No space left")
 
 
 def damaged(file: Path, why: object) -> ValueError:
@@ -84,7 +82,7 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # tokenizers raise a plain Exception
-        is_full = any(words in str(error) for words in FULL_DISK)
+        is_full = is_disk_full(error)
         if not is_full and not isinstance(error, OSError | SafetensorError):
             raise
         why = "no space is left on the disk" if is_full else str(error).partition("\n")[0]
