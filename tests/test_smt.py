@@ -241,14 +241,20 @@ def test_queries_that_cannot_be_scaled_are_refused(family: str) -> None:
         (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
         (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
         (["smt.draw=pose:chunks=40"], "40 chunks do not fit into a row of 32 tokens"),
+        (["smt.draw=decoys:share=0.01"], "largest = 128 tokens do not fit into half a row of 32 tokens"),
         (["trainer.engine=ddp"], 'trainer.engine = "ddp" distributes a training over processes, but there is only one'),
         (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" distributes a training over processes'),
         (["trained.what=patterns"], "trained.patterns is empty"),
     ],
 )
-def test_impossible_settings_are_refused(settings: Make, overrides: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_impossible_settings_are_refused_before_any_step(
+    settings: Make, overrides: list[str], message: str, counted: list[int], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
         train(settings("a", *overrides))
+    assert "\n" not in str(refused.value)
+    assert counted[0] == 0
+    assert not (tmp_path / "a" / "log.jsonl").exists()
 
 
 def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
