@@ -66,6 +66,7 @@ UNTRAINED_LONG = (LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
 FROM_YARN, FROM_TRUNCATED = f"model.rope='{LONGER_YARN}'", f"model.rope='{TRUNCATED}'"
 SKIP, DECOYS, MENTIONS = (f"smt.draw='{draw}'" for draw in ("skip", "decoys:share=0.5", "recurrences:share=0.5"))
 COPYING = ("2.0", "2.1", "3.2")  # heads; see `copying_heads`
+COPIES = 0.25  # the least mean weight of a head that copies: half of what the weakest of these three has
 HEADS = f"trained.heads={list(COPYING)}"
 COMMON = (
     "model.name='demo'", f"lengths.target={TARGET}", "smt.mixed='alternate'", "optimizer.lr=1e-3",
@@ -90,19 +91,30 @@ CHANGES = (  # recipes that differ in one thing from another
 )
 
 
-def copying_heads(repeats: int = 16, length: int = 100) -> dict[str, float]:
-    """Return the mean weight of each head of the model, on shuffled repeats, on the token after the earlier mention."""
-    lm = load("demo", dtype="float32", attention="eager")
+def copying_heads(lm: LM, repeats: int = 16, length: int = 100) -> dict[str, float]:
+    """Return the heads of a model that copy, each with its mean weight, on shuffled repeats, on the token after the
+    earlier mention. The model's attention is `eager`.
+
+    Raises:
+        SystemExit: no head copies.
+    """
     rng = np.random.default_rng(0)
     half = torch.from_numpy(rng.integers(5, lm.vocabulary, size=(repeats, length)))
     with torch.no_grad():
         weights = lm.model(torch.cat([half, half], 1), output_attentions=True).attentions
     later = torch.arange(length, 2 * length - 1)
-    return {
+    found = {
         f"{layer}.{head}": float(one[:, head, later, later - length + 1].mean())
         for layer, one in enumerate(weights)
         for head in range(one.shape[1])
     }
+    if not (copying := {head: weight for head, weight in found.items() if weight >= COPIES}):
+        best = max(found, key=found.__getitem__)
+        raise SystemExit(
+            f"no head of {lm.name} copies: the largest weight on the token after the earlier mention is "
+            f"{found[best]:.2f}, of head {best}, expected at least {COPIES}. Train all queries and keys"
+        )
+    return copying
 
 
 def trained(name: str, seed: int, out: Path, steps: int) -> LM:
@@ -280,7 +292,7 @@ def main() -> None:
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(RECIPES)}")
     torch.set_num_threads(1)
     if options.heads:
-        print(copying_heads())
+        print(copying_heads(load("demo", dtype="float32", attention="eager")))
         return
     if options.record:
         print(f"{kept.record(options.out / 'measured', RECORDED):,} bytes")

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from farspan import LM, load
 from farspan.stats import MeasuredCurve
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -37,6 +39,17 @@ def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
     for name in ("half_life", "span"):
         assert not any(value >= 0 for value in memory_recipes.times(some, none, name))
         assert memory_recipes.times(some, some, name)[0] == 1
+
+
+def test_the_heads_that_copy_are_those_that_the_recipe_trains(lm: LM) -> None:
+    demo = load("demo", dtype="float32", attention="eager")
+    assert tuple(memory_recipes.copying_heads(demo)) == memory_recipes.COPYING
+    lm.model.set_attn_implementation("eager")
+    with pytest.raises(
+        SystemExit, match=r"^no head of tiny-llama copies: .* is 0\.\d\d, of head \d\.\d, expected"
+    ) as no:
+        memory_recipes.copying_heads(lm)
+    assert "\n" not in str(no.value)
 
 
 def test_more_recipes_widen_an_interval() -> None:

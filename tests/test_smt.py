@@ -30,7 +30,7 @@ from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 from farspan.train.trainer import read_log
 
-from tiny import assert_same_weights, tiny_model, weights
+from tiny import assert_same_weights, refused, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
@@ -250,9 +250,8 @@ def test_queries_that_cannot_be_scaled_are_refused(family: str) -> None:
 def test_impossible_settings_are_refused_before_any_step(
     settings: Make, overrides: list[str], message: str, counted: list[int], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=message) as refused:
+    with refused(message):
         train(settings("a", *overrides))
-    assert "\n" not in str(refused.value)
     assert counted[0] == 0
     assert not (tmp_path / "a" / "log.jsonl").exists()
 
