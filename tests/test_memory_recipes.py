@@ -24,12 +24,14 @@ def test_a_recipe_passes_by_whole_intervals_alone() -> None:
     good = {
         "longer": (6.0, 4.0, 8.0),
         "than YaRN": (2.0, 1.5, 2.5),
-        "lost": (0.01, 0.0, 0.02),
         "span": (1.0, 0.9, 1.1),
+        "lost": (0.01, 0.0, 0.02),
     }
     assert memory_recipes.passes(good)
     for name, worse in {"longer": (6.0, 3.9, 8.0), "than YaRN": (2.0, 1.4, 2.6), "lost": (0.01, 0.0, 0.021)}.items():
         assert not memory_recipes.passes(good | {name: worse})
+    decided = ((0.01, 0.0, 0.02), (0.01, 0.0, 0.021), (0.04, 0.021, 0.06))
+    assert [memory_recipes.within(lost) for lost in decided] == ["yes", "undecided", "no"]
 
 
 def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
