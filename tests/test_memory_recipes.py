@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from farspan import LM, load
 from farspan.stats import MeasuredCurve
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -22,12 +24,14 @@ def test_a_recipe_passes_by_whole_intervals_alone() -> None:
     good = {
         "longer": (6.0, 4.0, 8.0),
         "than YaRN": (2.0, 1.5, 2.5),
-        "lost": (0.01, 0.0, 0.02),
         "span": (1.0, 0.9, 1.1),
+        "lost": (0.01, 0.0, 0.02),
     }
     assert memory_recipes.passes(good)
     for name, worse in {"longer": (6.0, 3.9, 8.0), "than YaRN": (2.0, 1.4, 2.6), "lost": (0.01, 0.0, 0.021)}.items():
         assert not memory_recipes.passes(good | {name: worse})
+    decided = ((0.01, 0.0, 0.02), (0.01, 0.0, 0.021), (0.04, 0.021, 0.06))
+    assert [memory_recipes.within(lost) for lost in decided] == ["yes", "undecided", "no"]
 
 
 def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
@@ -37,6 +41,17 @@ def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
     for name in ("half_life", "span"):
         assert not any(value >= 0 for value in memory_recipes.times(some, none, name))
         assert memory_recipes.times(some, some, name)[0] == 1
+
+
+def test_the_heads_that_copy_are_those_that_the_recipe_trains(lm: LM) -> None:
+    demo = load("demo", dtype="float32", attention="eager")
+    assert tuple(memory_recipes.copying_heads(demo)) == memory_recipes.COPYING
+    lm.model.set_attn_implementation("eager")
+    with pytest.raises(
+        SystemExit, match=r"^no head of tiny-llama copies: .* is 0\.\d\d, of head \d\.\d, expected"
+    ) as no:
+        memory_recipes.copying_heads(lm)
+    assert "\n" not in str(no.value)
 
 
 def test_more_recipes_widen_an_interval() -> None:

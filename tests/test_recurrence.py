@@ -25,7 +25,7 @@ from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
 from farspan.train.trainer import read_log
 
 from naive import naive_llama
-from tiny import assert_same_weights, nats_by, nats_of, open_lm, same, some_ids, tiny_model
+from tiny import assert_same_weights, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 WORDS = [
@@ -283,9 +283,8 @@ def test_a_training_further_stopped_and_repeated_ends_with_the_same_weights(
 def test_a_start_that_cannot_be_used_is_refused(
     further: Callable[..., LmSettings], overrides: list[str], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message) as refused:
+    with refused(message):
         train(further("a", *overrides))
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -343,9 +342,8 @@ def test_impossible_settings_are_refused_before_the_first_step(
     settings: Callable[..., LmSettings], overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers.Trainer, "training_step", lambda *_: 1 / 0)
-    with pytest.raises(ValueError, match=message) as refused:
+    with refused(message):
         train(settings("a", *overrides))
-    assert "\n" not in str(refused.value)
 
 
 def test_a_shuffled_text_is_refused(settings: Callable[..., LmSettings], tokenizer: Any, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 from farspan.train.trainer import read_log
 
-from tiny import assert_same_weights, tiny_model, weights
+from tiny import assert_same_weights, refused, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
@@ -241,14 +241,19 @@ def test_queries_that_cannot_be_scaled_are_refused(family: str) -> None:
         (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
         (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
         (["smt.draw=pose:chunks=40"], "40 chunks do not fit into a row of 32 tokens"),
+        (["smt.draw=decoys:share=0.01"], "largest = 128 tokens do not fit into half a row of 32 tokens"),
         (["trainer.engine=ddp"], 'trainer.engine = "ddp" distributes a training over processes, but there is only one'),
         (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" distributes a training over processes'),
         (["trained.what=patterns"], "trained.patterns is empty"),
     ],
 )
-def test_impossible_settings_are_refused(settings: Make, overrides: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_impossible_settings_are_refused_before_any_step(
+    settings: Make, overrides: list[str], message: str, counted: list[int], tmp_path: Path
+) -> None:
+    with refused(message):
         train(settings("a", *overrides))
+    assert counted[0] == 0
+    assert not (tmp_path / "a" / "log.jsonl").exists()
 
 
 def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,20 +430,13 @@ def test_a_plan_refuses_what_the_training_refuses(settings: Make, change: tuple[
             train(settings("a", *change), TrainingWatch(plan=plan))
 
 
-@pytest.mark.parametrize(
-    ("config", "script", "recipe"),
-    [("smt-memory", "smt_extend", "yarn-repeat"), ("smt-decoys", "memory_recipes", "yarn-decoys")],
-)
-def test_a_config_of_a_recipe_is_what_was_measured(
-    config: str, script: str, recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = CONFIGS.parent / "benchmarks" / f"{script}.py"
+def test_the_config_of_a_recipe_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
     monkeypatch.syspath_prepend(path.parent)  # as for a script that is run: its neighbours can be imported
     names = runpy.run_path(str(path))
-    own = names["RECIPES"][recipe]
-    overrides = [*names["COMMON"], *(own[0] if isinstance(own[0], tuple) else own), "out='?'", "trainer.steps=300"]
+    overrides = [*names["COMMON"], *names["RECIPES"]["yarn-repeat"], "out='?'", "trainer.steps=300"]
     expected = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=0.1"])
-    given = read_config(CONFIGS / f"{config}.toml", SmtSettings, ["out='?'", "watch.every=0"])
+    given = read_config(CONFIGS / "smt-memory.toml", SmtSettings, ["out='?'", "watch.every=0"])
     left_to_the_machine = {"attention": expected.trainer.attention, "save_every": expected.trainer.save_every}
     trainer = given.trainer.model_copy(update=left_to_the_machine)
     assert given.model_copy(update={"trainer": trainer}) == expected

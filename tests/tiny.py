@@ -2,11 +2,13 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -181,6 +183,14 @@ def measured(folder: Path, lm: Any, what: Any, how: Method | str = "full", **opt
     """All rows of one cell, whose run is this folder."""
     with Run.open(folder, {}) as run:
         return measure_cell(what, method(how) if isinstance(how, str) else how, lm, run, **options)
+
+
+@contextmanager
+def refused(message: str) -> Iterator[None]:
+    """Expect a ValueError of one line that matches."""
+    with pytest.raises(ValueError, match=message) as error:
+        yield
+    assert "\n" not in str(error.value)
 
 
 def same(given: Tensor, expected: Tensor) -> None:

@@ -90,7 +90,12 @@ class Drawn:
 
 
 class Draw(Protocol):
-    """A function that makes a row of `row` tokens, the last `targets` of them predicted, of a document of `length`."""
+    """A function that makes a row of `row` tokens, the last `targets` of them predicted, of a document of `length`.
+
+    Raises:
+        ValueError: the settings do not fit rows of `row` tokens. Whether it raises does not depend on `rng`: the first
+            row of a training shows whether all others can be made.
+    """
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn: ...
 
@@ -159,10 +164,14 @@ class Spans:
         return _with_target(np.concatenate([tokens, np.arange(memory, memory + near)]), length, targets)
 
 
+def _check_chunks(row: int, count: int) -> None:
+    if count > row:
+        raise ValueError(f"{count:,} chunks do not fit into a row of {row:,} tokens; use at most {row:,}")
+
+
 def _chunks(row: int, count: int, rng: np.random.Generator) -> Int[np.ndarray, "chunks"]:
     """Return the number of tokens of each chunk of a row that is cut at random."""
-    if count > row:
-        raise ValueError(f"{count:,} chunks do not fit into a row of {row:,} tokens")
+    _check_chunks(row, count)
     cuts = np.sort(rng.choice(row - 1, count - 1, replace=False)) + 1
     return np.diff([0, *cuts, row])
 
@@ -203,6 +212,7 @@ class Skip:
     repeat: float = 0.0  # share of the rows
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        _check_chunks(row, self.chunks)  # also where this row has none, so that the first row of a training raises
         repeated = self.repeat > 0 and rng.random() < self.repeat
         size = row - row // 2 if repeated else row
         begin = int(rng.integers(1, length - size + 2))
@@ -241,11 +251,14 @@ class Decoys:
             )
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        half = row - row // 2
+        if self.largest >= half:  # also where this row has no spans, so that the first row of a training raises
+            raise ValueError(
+                f"spans of largest = {self.largest:,} tokens do not fit into half a row of {row:,} tokens; use at most "
+                f"{half - 1:,}"
+            )
         if rng.random() >= self.share:
             return Skip()(length, row, targets, rng)
-        half = row - row // 2
-        if self.largest >= half:
-            raise ValueError(f"spans of largest = {self.largest:,} tokens do not fit into half a row of {row:,} tokens")
         begin = int(rng.integers(1, length - half + 2))
         parts, filled = [np.concatenate([[0], np.arange(begin, begin + half - 1)])], half
         while filled < row:

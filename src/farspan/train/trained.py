@@ -91,6 +91,10 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
     else:
         model.requires_grad_(settings.what == "all")
         if settings.what == "qk":
+            if "heads" in settings.model_fields_set and not settings.heads:
+                raise ValueError(
+                    "trained.heads is empty: leave it out to train all queries and keys, or give LAYER.HEAD"
+                )
             _train_queries_and_keys(model, norms=settings.norms and not settings.heads, heads=settings.heads)
         elif settings.what == "patterns":
             _train_named(model, settings.patterns)
