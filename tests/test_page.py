@@ -877,6 +877,12 @@ def test_perplexity_has_a_table_by_length(tmp_path: Path) -> None:
     assert (sinks[0], sinks[4]) == ("■ small sinks:window=9,sinks=4", "oom")
 
 
+def test_the_text_of_a_line_at_the_right_edge_stays_inside_the_figure(tmp_path: Path) -> None:
+    page(tmp_path / "out", run(tmp_path / "a", expected_rows({n: NATS[n] for n in NATS if n <= 512})))
+    rule = drawn(tmp_path / "out")["quality-1"]["data"][-1]
+    assert (rule["x"], rule["textposition"]) == ([512, 512], "top left")
+
+
 def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) -> None:
     page(tmp_path / "out", run(tmp_path / "a", expected_rows({**NATS, 2048: None})))
     found = drawn(tmp_path / "out")
@@ -885,7 +891,7 @@ def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) 
     assert (line["x"], line["y"]) == ([128, 512, 1024], pytest.approx([2.05, 1.55, 4.05]))
     low, high = stats.interval(np.array([[2.0, 1.5, 4.0], [2.1, 1.6, 4.1]]))
     assert band["y"] == pytest.approx([*high, *low[::-1]], abs=1e-5)
-    assert (cross["x"], rule["x"]) == ([2048] * 2, [512, 512])
+    assert (cross["x"], rule["x"], rule["textposition"]) == ([2048] * 2, [512, 512], "top center")
     bottom, top = found["quality-1"]["layout"]["yaxis"]["range"]
     assert bottom < min(low) < max(high) < top
     gain = next(one for one in found["gain-1"]["data"] if one["mode"] == "lines+markers")

@@ -205,15 +205,21 @@ def _rows(rules: Sequence[Rule], x: Sequence[float]) -> dict[Rule, int]:
     ends: list[float] = []  # of the rows so far
     for rule in sorted((rule for rule in rules if rule.x and rule.text), key=lambda rule: rule.x or 0.0):
         at = rule.x or 0.0
-        rows[rule] = next((row for row, end in enumerate(ends) if _apart(end, at, x)), len(ends))
+        width = 1.5 * LABEL if _is_last(at, max(x)) else LABEL  # from the middle of one text to the end of the next
+        rows[rule] = next((row for row, end in enumerate(ends) if _apart(end, at, x, width)), len(ends))
         ends[rows[rule] : rows[rule] + 1] = [at]
     return rows
 
 
-def _apart(one: float, other: float, x: Sequence[float]) -> bool:
+def _apart(one: float, other: float, x: Sequence[float], width: float) -> bool:
     """Return whether texts at two places do not overlap, even on a phone."""
     least, most = max(1e-9, min(x)), max(x)
-    return other - one > LABEL * most and np.log(other / one) > LABEL * np.log(most / least)
+    return other - one > width * most and np.log(other / one) > width * np.log(most / least)
+
+
+def _is_last(at: float, most: float) -> bool:
+    """Return whether a text in the middle above this place would leave the figure on the right."""
+    return at > (1 - LABEL / 2) * most
 
 
 def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float], row: int) -> dict[str, Any]:
@@ -225,13 +231,14 @@ def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float], row: 
     x, y = ([rule.x] * 2, list(up)) if rule.x is not None else (list(along), [rule.y] * 2)
     text = escape(rule.text, quote=False)
     text = "\u00a0\u00a0" + text if rule.x is None else text + "<br>\u00a0" * row
+    above = "top left" if rule.x is not None and _is_last(rule.x, along[1]) else "top center"
     return {
         "type": "scatter",
         "mode": "lines+text",
         "x": x,
         "y": y,
         "text": ["", text],
-        "textposition": "middle right" if rule.x is None else "top center",
+        "textposition": "middle right" if rule.x is None else above,
         "textfont": {"size": 11},  # in the colour of the page's text
         "cliponaxis": False,
         "line": {"color": NEUTRAL, "width": 1, "dash": "dot"},
