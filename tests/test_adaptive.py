@@ -24,7 +24,6 @@ from farspan.measuring.adaptive import (
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.record import Row, Run, read_rows
 from farspan.tasks.curve import BoundCurve
-from farspan.text.corpora import Corpus
 
 from toys import ToyMethod, copier, counting_text, curve_of, fading, toy_lm
 
@@ -259,10 +258,13 @@ def test_one_text_in_front_of_itself_needs_twice_as_much() -> None:
     assert len(task.examples(toy_lm(), (longest,), 4, 0)) == 4
 
 
-def test_an_empty_text_is_refused() -> None:
-    empty = Corpus("empty", "empty", np.arange(2), np.array([0, 2]))
-    with pytest.raises(ValueError, match="too short"):
-        prepared(curve_of(empty), LONGEST, None)
+def test_a_text_of_a_few_tokens_is_refused() -> None:
+    said = (
+        "too short for a forgetting curve: it has 63 tokens, and 4 windows of 16 are needed at least; give a text of 64"
+    )
+    with pytest.raises(ValueError, match=said):
+        prepared(curve_of(counting_text(1, 63)), LONGEST, None)
+    assert prepared(curve_of(counting_text(1, 64)), LONGEST, None)[1] == 16
 
 
 def test_more_repeats_keep_the_targets_of_the_first() -> None:

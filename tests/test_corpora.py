@@ -765,6 +765,11 @@ def test_a_text_too_short_says_what_it_has_and_what_would_do() -> None:
         counted(50, 50).windows(60, 4, 0)
 
 
+def test_a_text_with_fewer_tokens_than_windows_is_not_told_a_length() -> None:
+    with pytest.raises(ValueError, match=r"has 3 tokens, 0 windows of 60; 4 are needed: give a longer text or fewer"):
+        counted(3).windows(60, 4, 0)
+
+
 def test_the_length_that_a_refusal_recommends_is_possible() -> None:
     assert len(counted(50, 53).windows(103 // 4, 4, 0)) == 4
 

@@ -34,6 +34,7 @@ from farspan.tasks.curve import RING, BoundCurve
 
 MOST_REPEATS = 32
 SHORTEST = 63  # tokens; 32 of them are scored, enough to judge a threshold by
+LEAST = 16  # tokens that a text must allow
 GRID = 8  # steps of the coarse grid
 RESOLUTION = 32  # parts of the longest length
 RELATIVE_RESOLUTION = 8  # parts of a length
@@ -83,15 +84,19 @@ def prepared(task: BoundCurve, longest: int, repeats: int | None, window: int | 
         window: tokens sampled for each repeat, if more than `longest`: one number for all models that are compared.
 
     Raises:
-        ValueError: the text has fewer than 4 windows of one token.
+        ValueError: the text is too short for 4 windows (or `repeats`) of LEAST tokens.
     """
     least = repeats or RING
     if task.prefix is not None and task.prefix.source == task.target.source:
         least *= 2  # one half of the tokens precedes the other
     texts = [task.target, *([task.prefix] if task.prefix is not None else [])]
     window = min([max(longest, window or 0), *(len(text.tokens) // least for text in texts)])
-    if window < 1:
-        raise ValueError(f"text {task.target.name!r} is too short: it has {len(task.target.tokens)} tokens")
+    if window < min(longest, LEAST):
+        shortest = min(texts, key=lambda text: len(text.tokens))
+        raise ValueError(
+            f"text {shortest.name!r} is too short for a forgetting curve: it has {len(shortest.tokens):,} tokens, and "
+            f"{least} windows of {LEAST} are needed at least; give a text of {least * LEAST:,} tokens or more"
+        )
     drawn = min(text.num_windows(window, least) for text in texts)
     pool = repeats or min(MOST_REPEATS, drawn * RING // least) // RING * RING
     return replace(task, window=window, pool=pool), min(longest, window)

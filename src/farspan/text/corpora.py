@@ -96,10 +96,11 @@ class Corpus:
             sizes, starts = sizes.sum(keepdims=True), starts[:1]
         per_document = sizes // length
         if per_document.sum() < least:
+            most = int(sizes.sum()) // least
+            shorter = f", a smaller longest length (at most {most:,} here)" if most else ""
             raise ValueError(
                 f"text {self.name!r} has {int(sizes.sum()):,} tokens, {int(per_document.sum())} windows of "
-                f"{length:,}; {least} are needed: give a longer text, a smaller longest length (at most "
-                f"{int(sizes.sum()) // least:,} here) or fewer repeats"
+                f"{length:,}; {least} are needed: give a longer text{shorter} or fewer repeats"
             )
         order = rng.permutation(np.flatnonzero(per_document))
         slots = {document: rng.permutation(per_document[document]) for document in order}
