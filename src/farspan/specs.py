@@ -99,7 +99,7 @@ def check_known(what: str, value: str, known: Iterable[str]) -> None:
 
 def closest(given: str, known: Iterable[str]) -> str:
     """Return a suggestion to append after an unknown name; "" if it resembles none of the known."""
-    match = get_close_matches(given, list(known), n=1, cutoff=0.5)
+    match = get_close_matches(given, list(known), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
