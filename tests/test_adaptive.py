@@ -259,9 +259,7 @@ def test_one_text_in_front_of_itself_needs_twice_as_much() -> None:
 
 
 def test_a_text_of_a_few_tokens_is_refused() -> None:
-    said = (
-        "too short for a forgetting curve: it has 63 tokens, and 4 windows of 16 are needed at least; give a text"
-    )
+    said = "too short for a forgetting curve: it has 63 tokens, and 4 windows of 16 are needed at least; give a text"
     with pytest.raises(ValueError, match=said):
         prepared(curve_of(counting_text(1, 63)), LONGEST, None)
     assert prepared(curve_of(counting_text(1, 64)), LONGEST, None)[1] == 16

@@ -25,6 +25,7 @@ from farspan.cli import app
 from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
 from farspan.measuring.setups import grid
 from farspan.methods import METHODS
+from farspan.methods.rope import TYPES
 from farspan.record import read_header, read_rows
 from farspan.record.run import refuse_differences
 from farspan.tasks import TASKS
@@ -464,7 +465,10 @@ def test_methods_and_tasks_are_listed_with_settings_and_defaults(command: str, k
                 assert field.name in found[name]["required"]
             else:
                 assert field.name in found[name]["optional"]
-    assert ("selfextend group=... [window]" if command == "methods" else "passkey [depths=5] [digits=5]") in words
+    of_methods = ("selfextend group=... [window]", "[pool=max|mean]", "none|position|age]")
+    of_tasks = ("passkey [depths=5] [digits=5]", "[kind=single|multikey|", "[size: short|medium|long]")
+    assert all(written in words for written in (of_methods if command == "methods" else of_tasks))
+    assert all(one["values"] == {"type": list(TYPES)} for one in found.values() if one["name"] == "rope")
 
 
 @pytest.mark.parametrize("command", [(), ("curve",), ("train", "lm"), ("search", "rope"), ("index",)])

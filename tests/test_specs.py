@@ -27,7 +27,7 @@ NUMBERS = ["0", "1", "2", "7", "64", "3000", "12345678901234567890"]
 FLOATS = [*NUMBERS, "0.5", "0.25", "1e-7", "2.5e20", "1e16", "inf", "nan", "-0"]
 REFUSED = [  # those of needles are in test_needle
     ("icl:set=trec", "'trec' is unknown.*did you mean"),
-    ("icl:set=mr,scoring=best", "scoring 'best' is unknown"),
+    ("icl:set=mr,scoring=best", "scoring = 'best' is unknown"),
     ("icl:set=mr,head=-1", "icl head: got -1"),
     ("icl", "needs a set .set=banking77, one of sst2.* or a data set of your own"),
     ("icl:data=folder,text=words", "label is missing"),
@@ -39,7 +39,7 @@ REFUSED = [  # those of needles are in test_needle
     ("longbench:set=dureader", "'dureader' is unknown.*view=text has qasper, "),
     ("longbench:set=narrativeqa", r"'narrativeqa' is unknown to view=text \(view=answers has it\)"),
     ("longbench:set=qasper,view=answers,new_tokens=0", "new_tokens = 0; at least 1"),
-    ("longbench:set=qasper,view=all", "view 'all' is unknown; known are text, answers"),
+    ("longbench:set=qasper,view=all", "view = 'all' is unknown; known are text, answers"),
     ("longbench:set=qasper,truncate=middle", "truncate and new_tokens belong to view=answers"),
     ("longbench:set=qasper,view=answers,truncate=centre", "truncate = 'centre' is unknown"),
     ("longbench2:ask=letter", "ask = 'letter' is unknown; known are likelihood, generated"),

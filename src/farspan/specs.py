@@ -3,6 +3,7 @@
 A setting that is None is left out, or written as `auto` where leaving it out would give it another value.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
@@ -95,6 +96,18 @@ def check_known(what: str, value: str, known: Iterable[str]) -> None:
     """Raise ValueError, with the nearest name, unless the value is known. `what` precedes it: "draw", "pool ="."""
     if value not in known:
         raise ValueError(f"{what} {value!r} is unknown; known are {', '.join(known)}{closest(value, known)}")
+
+
+def choice(known: Iterable[str], default: Any = MISSING, *, quiet: bool = False) -> Any:
+    """Return the field of a setting that is one of these, or None if that is its default. `quiet`: see `written`."""
+    return dataclasses.field(default=default, metadata={"known": tuple(known), "quiet": quiet})
+
+
+def check_choices(settings: Any) -> None:
+    """Raise ValueError unless each `choice` of a dataclass is one of the known values."""
+    for one in fields(settings):
+        if (known := one.metadata.get("known")) and (value := getattr(settings, one.name)) is not None:
+            check_known(f"{one.name} =", value, known)
 
 
 def closest(given: str, known: Iterable[str]) -> str:

@@ -11,8 +11,9 @@ from farspan.terminal import Terminal
 
 
 def methods(as_json: AsJson = False) -> None:
-    """List the methods of reading with their settings, and defaults in brackets.
+    """List the methods of reading with their settings.
 
+    Optional ones are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
     A method is written as METHOD:SETTING=VALUE,SETTING=VALUE; several are joined by +.
     """
     with one_line_errors():
@@ -22,8 +23,9 @@ def methods(as_json: AsJson = False) -> None:
 
 
 def tasks(as_json: AsJson = False) -> None:
-    """List the tasks with their settings, and defaults in brackets.
+    """List the tasks with their settings.
 
+    Optional ones are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
     A task is written as TASK:SETTING=VALUE,SETTING=VALUE. A length counts tokens, unless another unit is named.
     """
     with one_line_errors():
@@ -44,8 +46,13 @@ def _list(noun: str, kinds: Mapping[str, type], as_json: bool) -> None:
     for column in (noun, "settings", "meaning"):
         table.add_column(column, no_wrap=column == noun, overflow="fold")
     for one in found:
-        settings = [name if default is None else f"{name}={default}" for name, default in one["optional"].items()]
-        written = [*(f"{name}=..." for name in one["required"]), *(f"[{text}]" for text in settings)]
+        written = [f"{name}={'|'.join(one['values'].get(name, ('...',)))}" for name in one["required"]]
+        for name, default in one["optional"].items():
+            known = "|".join(value for value in one["values"].get(name, ()) if value != default)
+            if default is None:
+                written.append(f"[{name}: {known}]" if known else f"[{name}]")
+            else:
+                written.append(f"[{name}={default}|{known}]" if known else f"[{name}={default}]")
         unit = one.get("unit", "tokens")
         about = one["about"] if unit == "tokens" else f"{one['about']} A length counts {unit}."
         table.add_row(one["name"], " ".join(written), about)
@@ -54,7 +61,7 @@ def _list(noun: str, kinds: Mapping[str, type], as_json: bool) -> None:
 
 def _described(name: str, kind: Any) -> dict[str, Any]:
     """Return a method or task as JSON: its name, first sentence, required settings, and optional ones with defaults,
-    as they are written on the command line; None: no value."""
+    as they are written on the command line (None: no value), and the known values of some."""
     from farspan.specs import as_written
 
     about = " ".join((inspect.getdoc(kind) or "").split()).partition(". ")[0].rstrip(".") + "."
@@ -67,4 +74,5 @@ def _described(name: str, kind: Any) -> dict[str, Any]:
     found["optional"] = {
         key: None if value is None else as_written(value) for key, value in settings.items() if value is not MISSING
     }
+    found["values"] = {field.name: known for field in fields(kind) if (known := field.metadata.get("known"))}
     return found | ({"unit": kind.unit} if hasattr(kind, "unit") else {})

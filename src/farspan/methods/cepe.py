@@ -43,7 +43,7 @@ from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.reader.checks import check_ids
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 
 CHUNK = 256  # tokens; as the published models were trained
 DECODER_WINDOW = 2048  # tokens
@@ -57,17 +57,15 @@ class Cepe(Method):
     decoder_window: int | None = None  # tokens; default 2048, or half the decoder's trained length
     decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, the number put into the decoder
     trained_chunks: int | None = None  # chunks of a training row: more chunks then sharpen the cross-attention
-    order: str | None = None  # of the context: none, position or age; default the model's own
-    mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
+    order: str | None = choice(ORDERS, None)  # of the context; default: the model's own
+    mode: str = choice(MODES, "auto", quiet=True)  # of the cross-attention
 
     name: ClassVar[str] = "cepe"
     in_model: ClassVar[bool] = False
     scores_as_it_reads: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_known("cepe mode", self.mode, MODES)
-        if self.order is not None:
-            check_known("cepe order", self.order, ORDERS)
+        check_choices(self)
         for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0), ("trained_chunks", 2)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{self}: {name} must be at least {least}")

@@ -44,7 +44,7 @@ from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader, read_alike
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
@@ -56,7 +56,7 @@ ORIGINAL = "original_max_position_embeddings"  # in a config.json, or in its par
 class Rope(Method):
     """RoPE for texts `factor` times as long as the model was trained on."""
 
-    type: str  # one of TYPES
+    type: str = choice(TYPES)
     factor: float | None = None  # for dynamic: how fast the scale grows with the length; default the paper's 1
     original: int | None = None  # tokens; default: the model's trained length
     turns: float = field(default=1.0, metadata={"quiet": True})  # truncated: least rotations in `original`
@@ -65,7 +65,7 @@ class Rope(Method):
     name: ClassVar[str] = "rope"
 
     def __post_init__(self) -> None:
-        check_known("rope type", self.type, TYPES)
+        check_choices(self)
         if self.original is not None and self.original < 1:
             raise ValueError(f"{self}: original must be at least 1 token")
         if (self.type == "factors") != (self.file is not None):

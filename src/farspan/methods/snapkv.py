@@ -26,7 +26,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 
 from farspan.hf.attend import Call
 from farspan.methods.budget import Evicting, largest_votes
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 
 POOLS = ("max", "mean")
 
@@ -38,7 +38,7 @@ class SnapKV(Evicting):
     capacity: int  # keys per head, the window among them
     window: int = 32  # tokens at the end of the text, which are kept and vote
     kernel: int = field(default=7, metadata={"quiet": True})  # neighbouring keys whose votes are pooled, odd
-    pool: str = field(default="max", metadata={"quiet": True})  # one of POOLS
+    pool: str = choice(POOLS, "max", quiet=True)
 
     name: ClassVar[str] = "snapkv"
 
@@ -47,7 +47,7 @@ class SnapKV(Evicting):
             raise ValueError(f"{self}: expected a window of at least 1 token, and a capacity larger than the window")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"{self}: kernel must be odd and at least 1; 1 pools nothing")
-        check_known("snapkv pool", self.pool, POOLS)
+        check_choices(self)
 
     def kept_to_answer(self, num_tokens: int) -> int:
         return min(num_tokens, self.capacity)

@@ -30,7 +30,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from farspan.lengths import DEFAULT_POINTS, refuse_depths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
@@ -68,7 +68,7 @@ class Texts:
 class Curve(Task):
     """The forgetting curve of the text."""
 
-    protocol: str | None = "nested"  # paper, nested or probe; None: nested, beyond LONG and with depths probe
+    protocol: str | None = choice(get_args(Protocol), "nested")  # None: nested, beyond LONG and with depths probe
     warmup: int | None = field(default=None, metadata={"quiet": True})  # w, tokens; None: 128, beyond LONG 512
     scored: int | None = field(default=None, metadata={"quiet": True})  # k, tokens; None: 256, beyond LONG 1,024
     depths: tuple[float, ...] = field(default=(0.0,), metadata={"quiet": True})  # of the slice in its text: 0 to 1
@@ -80,8 +80,7 @@ class Curve(Task):
     details: ClassVar[tuple[str, ...]] = ("copy", "control")
 
     def __post_init__(self) -> None:
-        if self.protocol is not None:
-            check_known("protocol", self.protocol, get_args(Protocol))
+        check_choices(self)
         if self.protocol not in (None, "probe") and (self.warmup, self.scored) != (None, None):
             raise ValueError(
                 f"warmup and scored belong to protocol=probe, not to protocol={self.protocol}: add protocol=probe, or "

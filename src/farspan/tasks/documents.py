@@ -19,7 +19,6 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
-from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Result, Work, digest
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import following, pieces, stops
@@ -217,16 +216,8 @@ class BoundDocuments(Bound[DocumentPrompt]):
         return f"{need}: nothing of the document fits into {length:,}"
 
 
-def check_answering(truncate: str, new_tokens: int | None) -> None:
-    """Check the settings of a set.
-
-    Args:
-        new_tokens: at most, of an answer; None: the set's own.
-
-    Raises:
-        ValueError: an unknown part of a document to leave out, or answers without a token.
-    """
-    check_known("truncate =", truncate, TRUNCATE)
+def check_answering(new_tokens: int | None) -> None:
+    """Raise ValueError if answers may have no token. `new_tokens`: at most, of an answer; None: the set's own."""
     if new_tokens is not None and new_tokens < 1:
         raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
 

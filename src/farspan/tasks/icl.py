@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import COPY, COPY_QUESTION, SETS, Labelled, copy_set, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
@@ -71,11 +71,11 @@ class Icl(Task):
     """Classification from examples in the context: a known set, `icl:set=banking77,data=FOLDER`, or your own data,
     `icl:data=FOLDER,text=COLUMN,label=COLUMN`."""
 
-    set: str | None = None  # one of SETS, or copy; None: a data set of the user's own
+    set: str | None = choice((*SETS, COPY), None)  # None: a data set of the user's own
     data: str | None = None  # a folder with its two splits; None: from the hub
     text: str | None = None  # column with the text to classify, of a data set of the user's own
     label: str | None = None  # column with its class
-    scoring: str | None = None  # one of SCORINGS; None: CEPE's choice for the set, else plain
+    scoring: str | None = choice(SCORINGS, None)  # default: CEPE's choice for the set, else plain
     head: int = field(default=HEAD, metadata={"quiet": True})  # demonstrations that come first; the others are passages
 
     name: ClassVar[str] = "icl"
@@ -98,12 +98,9 @@ class Icl(Task):
                 f"icl set {self.set!r} has its own columns: leave out text and label, or leave out set to read "
                 "a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN)"
             )
-        if self.set is not None:
-            check_known("icl set", self.set, (*SETS, COPY))
+        check_choices(self)
         if self.set == COPY and self.data is not None:
             raise ValueError(f"icl set {COPY!r} is generated: leave out data={self.data}")
-        if self.scoring is not None:
-            check_known("icl scoring", self.scoring, SCORINGS)
         if self.head < 0:
             raise ValueError(f"icl head: got {self.head}, expected a number of demonstrations. Give head=0 or more")
 

@@ -21,9 +21,17 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import Example, Quality, Task, Work
-from farspan.tasks.documents import Answering, BoundDocuments, DocumentPrompt, Item, check_answering, default_lengths
+from farspan.tasks.documents import (
+    TRUNCATE,
+    Answering,
+    BoundDocuments,
+    DocumentPrompt,
+    Item,
+    check_answering,
+    default_lengths,
+)
 from farspan.tasks.icl import nats_of_options
 from farspan.tasks.prompts import following
 from farspan.tasks.values import text_of
@@ -50,11 +58,11 @@ ANSWERS = re.compile(rf"{BEGUN} \(([A-D])\)"), re.compile(rf"{BEGUN} ([A-D])")  
 class LongBench2(Task):
     """Multiple-choice questions about long texts, `longbench2:data=FILE,truncate=middle`."""
 
-    ask: str = "likelihood"  # one of ASK
+    ask: str = choice(ASK, "likelihood")
     data: str | None = None  # a file, or a folder with data.SUFFIX or train.SUFFIX; None: THUDM/LongBench-v2 on the hub
-    difficulty: str | None = None  # of the questions, one of DIFFICULTIES; None: all
-    size: str | None = None  # of their texts, one of SIZES; None: all
-    truncate: str = "none"  # the part of a long document to leave out
+    difficulty: str | None = choice(DIFFICULTIES, None)  # of the questions; None: all
+    size: str | None = choice(SIZES, None)  # of their texts; None: all
+    truncate: str = choice(TRUNCATE, "none")  # the part of a long document to leave out
     new_tokens: int | None = None  # at most, for ask=generated; None: the benchmark's
 
     name: ClassVar[str] = "longbench2"
@@ -62,12 +70,8 @@ class LongBench2(Task):
     quality: ClassVar[Quality] = Quality("score", "accuracy", higher_is_better=True)
 
     def __post_init__(self) -> None:
-        check_known("ask =", self.ask, ASK)
-        check_answering(self.truncate, self.new_tokens)
-        if self.difficulty is not None:
-            check_known("difficulty =", self.difficulty, DIFFICULTIES)
-        if self.size is not None:
-            check_known("size =", self.size, SIZES)
+        check_choices(self)
+        check_answering(self.new_tokens)
         if self.new_tokens is not None and self.ask == "likelihood":
             raise ValueError("new_tokens belongs to ask=generated; ask=likelihood generates nothing: leave it out")
 

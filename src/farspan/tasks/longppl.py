@@ -41,7 +41,7 @@ from farspan.lengths import doubled_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader
 from farspan.record import Row, latest, read_rows
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.stats import unpacked
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.perplexity import TARGETS, BoundPerplexity, Reading
@@ -55,7 +55,7 @@ OWN = "own"  # key tokens are chosen with the model that is measured
 class LongPPL(Task):
     """Nats of the tokens that the long context makes easier."""
 
-    targets: str = "fixed"  # one of TARGETS
+    targets: str = choice(TARGETS, "fixed")
     target_tokens: int | None = None  # default: as many as `short`; with keys=RUN, the run's
     short: int | None = None  # tokens before each block; default: 1,024, or an eighth of the shortest length if less
     block: int | None = field(default=None, metadata={"quiet": True})  # targets; default: as many as `short`
@@ -68,7 +68,7 @@ class LongPPL(Task):
     quality: ClassVar[Quality] = Quality("nats", "LongPPL", higher_is_better=False, exp=True)
 
     def __post_init__(self) -> None:
-        check_known("targets =", self.targets, TARGETS)
+        check_choices(self)
         for name in ("target_tokens", "short", "block"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} = {value} is not possible: expected at least 1 token (longppl:{name}=N)")

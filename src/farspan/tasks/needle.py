@@ -36,7 +36,7 @@ from farspan.ask import template
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.needle_words import ADJECTIVES, FORMS, NOUNS, WORDS
@@ -99,12 +99,12 @@ class NeedlePrompt:
 class Needle(Task):
     """Needles in the text. A setting that is None has its default, and has an effect on some kinds only (USED)."""
 
-    kind: str = "single"  # one of KINDS
-    ask: str = "forced"  # one of WAYS
+    kind: str = choice(KINDS, "single")
+    ask: str = choice(WAYS, "forced")
     depths: tuple[float, ...] = field(default=DEPTHS, metadata={"quiet": True})  # 0: beginning of the hay, 1: its end
     together: bool = field(default=True, metadata={"quiet": True})  # the needles of all depths are in one text
-    keys: str | None = None  # words (default) or numbers
-    values: str | None = None  # words or numbers (default)
+    keys: str | None = choice(FORMS, None)  # default: words
+    values: str | None = choice(FORMS, None)  # default: numbers
     digits: int | None = None  # of all numbers; default: 7
     distractors: int | None = None  # further keys or chains, at random depths; default: 3 with kind=multikey, else 0
     answers: int | None = None  # values of one key; default: 4
@@ -116,8 +116,7 @@ class Needle(Task):
     details: ClassVar[tuple[str, ...]] = ("exact", "token_hits", "others")
 
     def __post_init__(self) -> None:
-        check_known("kind =", self.kind, KINDS)
-        check_known("ask =", self.ask, WAYS)
+        check_choices(self)
         if not self.depths or len(set(self.depths)) < len(self.depths):
             given = "+".join(f"{depth:g}" for depth in self.depths)
             raise ValueError(f"depths = {given}: got a depth twice or none, expected different ones such as 0+0.5+1")
@@ -127,9 +126,6 @@ class Needle(Task):
             if getattr(self, name) is not None and self.kind not in kinds:
                 others = " or ".join(f"kind={kind}" for kind in kinds)
                 raise ValueError(f"{name} has no effect on kind={self.kind}: leave it out, or use {others}")
-        for name in ("keys", "values"):
-            if getattr(self, name) is not None:
-                check_known(f"{name} =", getattr(self, name), FORMS)
         for name, least, most in (
             ("digits", 1, MOST_DIGITS), ("distractors", 0, 1000), ("answers", 2, 100), ("hops", 1, 100),
             ("new_tokens", 1, 100_000), ("spread", 0, 1),

@@ -24,7 +24,7 @@ counted.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ import torch
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
@@ -105,18 +105,17 @@ class Hidden:
 class Own(Task):
     """Recall, key-value and cloze tests in windows of the text."""
 
-    tests: str = "all"  # or one of TESTS
+    tests: str = choice(("all", *TESTS), "all")
     pairs: int = PAIRS  # lines of the test `pairs`, with the queried one
-    questions: str = field(default="same", metadata={"quiet": True})  # of the test `pairs`: one of QUESTIONS
+    questions: str = choice(QUESTIONS, "same", quiet=True)  # of the test `pairs`
 
     name: ClassVar[str] = "own"
     details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
 
     def __post_init__(self) -> None:
-        check_known("tests =", self.tests, ("all", *TESTS))
+        check_choices(self)
         if self.pairs < 1:
             raise ValueError(f"pairs: got {self.pairs}, expected at least 1")
-        check_known("questions =", self.questions, QUESTIONS)
         unused = [f"pairs={self.pairs}"] if self.pairs != PAIRS else []
         unused += [f"questions={self.questions}"] if self.questions != "same" else []
         if unused and "pairs" not in self.chosen:

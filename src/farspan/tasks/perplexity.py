@@ -26,7 +26,7 @@ import torch
 from farspan.lengths import doubled_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 
@@ -42,7 +42,7 @@ SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 class Perplexity(Task):
     """Nats per token and next-token accuracy on windows of the text."""
 
-    targets: str = "fixed"  # one of TARGETS
+    targets: str = choice(TARGETS, "fixed")
     target_tokens: int | None = None  # default: 256, or half of the shortest length if that is less
     buckets: int | None = None  # with targets=all: equal parts of each length; None: they end at 64, 128, 256, ...
 
@@ -51,7 +51,7 @@ class Perplexity(Task):
     quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
 
     def __post_init__(self) -> None:
-        check_known("targets =", self.targets, TARGETS)
+        check_choices(self)
         if self.target_tokens is not None and self.target_tokens < 1:
             raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1 (--target-tokens)")
         if self.targets == "all" and self.target_tokens not in (None, TARGET_TOKENS):

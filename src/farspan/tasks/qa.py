@@ -31,7 +31,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.tasks.prompts import encoded, following, stops
@@ -92,7 +92,7 @@ class Qa(Task):
     shots: int = SHOTS  # demonstrations
     passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # of each passage, at most
     new_tokens: int = field(default=NEW_TOKENS, metadata={"quiet": True})  # of an answer, at most
-    weights: str = field(default="method", metadata={"quiet": True})  # one of passages.WEIGHTS
+    weights: str = choice(WEIGHTS, "method", quiet=True)
 
     name: ClassVar[str] = "qa"
     reads_text: ClassVar[bool] = False
@@ -101,7 +101,7 @@ class Qa(Task):
     details: ClassVar[tuple[str, ...]] = ("in_passages",)
 
     def __post_init__(self) -> None:
-        check_known("weights =", self.weights, WEIGHTS)
+        check_choices(self)
         if self.shots < 0 or self.passage_tokens < 1 or self.new_tokens < 1:
             raise ValueError(f"{self}: shots must be at least 0, passage_tokens and new_tokens at least 1")
 

@@ -26,7 +26,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.specs import check_known
+from farspan.specs import check_choices, choice
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.text.corpora import load
@@ -58,9 +58,9 @@ class Ralm(Task):
     window: int = field(default=WINDOW, metadata={"quiet": True})  # tokens
     query: int = field(default=QUERY, metadata={"quiet": True})  # first tokens of the window, which are not scored
     passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # of each passage, at most
-    weights: str = field(default="method", metadata={"quiet": True})  # one of WEIGHTS
+    weights: str = choice(WEIGHTS, "method", quiet=True)
     overlap: int = field(default=OVERLAP, metadata={"quiet": True})  # words; 0: nothing is left out
-    passages: str = field(default="found", metadata={"quiet": True})  # one of PASSAGES
+    passages: str = choice(PASSAGES, "found", quiet=True)
 
     name: ClassVar[str] = "ralm"
     unit: ClassVar[str] = "passages"
@@ -68,8 +68,7 @@ class Ralm(Task):
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def __post_init__(self) -> None:
-        check_known("weights =", self.weights, WEIGHTS)
-        check_known("passages =", self.passages, PASSAGES)
+        check_choices(self)
         if self.window < 2:
             raise ValueError(
                 f"window = {self.window} tokens; at least 2 are needed, one for the query and one to score"
