@@ -165,17 +165,15 @@ def curve_of(name: str, part: str) -> stats.MeasuredCurve:
 
 
 def nats_of(name: str, part: str) -> np.ndarray:
-    """Return nats per token of each text, the mean of the seeds that were measured on most texts."""
+    """Return nats per token of each text, the mean of all seeds."""
     found = [{row.repeat: row.scores["nats"] for row in rows_of(model, part, how)} for model, how in seeds(name)]
-    most = max(map(len, found))
-    return np.array([np.mean([one[repeat] for one in found if len(one) == most]) for repeat in range(most)])
+    return np.array([np.mean([one[repeat] for one in found]) for repeat in sorted(found[0])])
 
 
 def lost(name: str, other: str, tests: int) -> Interval:
-    """Return the nats per token that a recipe loses inside the window against another, on the texts of both."""
-    one, two = nats_of(name, "inside"), nats_of(other, "inside")
-    texts = min(len(one), len(two))
-    return widened(interval(one[:texts] - two[:texts]), texts, tests)
+    """Return the nats per token that a recipe loses inside the window against another."""
+    more = nats_of(name, "inside") - nats_of(other, "inside")
+    return widened(interval(more), len(more), tests)
 
 
 def widened(value: Interval, texts: int, tests: int) -> Interval:
@@ -226,18 +224,8 @@ def memory() -> str:
             str(numbers.half_life), str(numbers.reach), str(numbers.span),
             said(gap, 3), str(alone.reach), str(alone.span), said(beyond),
         ])  # fmt: skip
-    head = [
-        "",
-        "seeds",
-        "half-life",
-        "reach",
-        "span",
-        f"gap at {AT:,}",
-        "reach, shuffled",
-        "span, shuffled",
-        "nats to 8,192",
-    ]
-    return table(head, lines)
+    apart = ("reach, shuffled", "span, shuffled")
+    return table(["", "seeds", "half-life", "reach", "span", f"gap at {AT:,}", *apart, "nats to 8,192"], lines)
 
 
 def verdicts() -> str:
@@ -245,8 +233,7 @@ def verdicts() -> str:
     lines = []
     for name in known():
         found = judged(name)
-        texts = [len(rows_of(model, "inside", how)) for model, how in seeds(name)]
-        inside = f"{within(found[LOST])} ({texts.count(max(texts))}, {max(texts)})"
+        inside = f"{within(found[LOST])} ({len(seeds(name))}, {len(nats_of(name, 'inside'))})"
         bounds = "met" if passes(found) else "missed"
         lines.append([f"`{name}`", *(said(one, 3) for one in found.values()), inside, bounds])
     return table(["", *judged(known()[0]), f"within {MOST_LOST} (seeds, texts)", "bounds"], lines)

@@ -111,7 +111,7 @@ def test_a_plan_counts_the_kept_keys_of_an_eviction_and_the_text_that_is_read_ag
     what: Any, lengths: tuple[int, ...], lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm.model.set_attn_implementation("eager")  # of which torch counts every product,
-    monkeypatch.setattr("farspan.hf.attend.takes", lambda *tensors: False)  # as it does not of the fused kernel
+    monkeypatch.setattr("farspan.hf.remap.takes", lambda *tensors: False)  # as it does not of the fused kernel
     counted, planned = dict[str, float](), dict[str, float]()
     for how in ("full", "knorm:capacity=8"):
         planned[how] = plan(what, method(how), lm, lengths=lengths, repeats=2, batch=2).flops

@@ -48,11 +48,9 @@ def _list(noun: str, kinds: Mapping[str, type], as_json: bool) -> None:
     for one in found:
         written = [f"{name}={'|'.join(one['values'].get(name, ('...',)))}" for name in one["required"]]
         for name, default in one["optional"].items():
-            known = "|".join(value for value in one["values"].get(name, ()) if value != default)
-            if default is None:
-                written.append(f"[{name}: {known}]" if known else f"[{name}]")
-            else:
-                written.append(f"[{name}={default}|{known}]" if known else f"[{name}={default}]")
+            shown = [*([default] if default is not None else []), *one["values"].get(name, ())]
+            equals = ": " if default is None else "="
+            written.append(f"[{name}{equals}{'|'.join(dict.fromkeys(shown))}]" if shown else f"[{name}]")
         unit = one.get("unit", "tokens")
         about = one["about"] if unit == "tokens" else f"{one['about']} A length counts {unit}."
         table.add_row(one["name"], " ".join(written), about)

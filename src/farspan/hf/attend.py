@@ -144,9 +144,6 @@ def dense(
     """
     time, keys, window = call.query.shape[3], call.key.shape[2], call.layer.window
     before = keys - time  # held keys before the first query; the layer's own window may have dropped others
-    unmasked = scores is select is window is call.real is call.positions is call.softcap is None
-    if unmasked and takes(call.query, call.key, call.value):
-        return _fused_dense(call, before)
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
     for block in call.blocks(lambda size: keys if window is None else min(keys, window + size)):
         low = 0 if window is None or call.positions is not None else max(0, before + block.start - window + 1)
@@ -165,14 +162,6 @@ def dense(
         weights = some.softmax(-1, dtype=torch.float32).to(out.dtype)
         out[..., block, :] = mixed(weights, call.value[:, :, visible])
     return out
-
-
-def _fused_dense(call: Call, before: int) -> Tensor:
-    query, key, value = call.query.flatten(1, 2), call.key, call.value
-    parts = [flash(query, key[:, :, before:], value[:, :, before:], causal=True, scale=call.scale)]
-    if before:
-        parts.append(flash(query, key[:, :, :before], value[:, :, :before], scale=call.scale))
-    return joined(parts).unflatten(1, call.query.shape[1:3])
 
 
 @runtime_checkable

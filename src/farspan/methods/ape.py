@@ -28,8 +28,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from farspan.hf.attend import FUSED_QUERIES, Call, dense, mixed, slices
+from farspan.hf.attend import FUSED_QUERIES, Call, mixed, slices
 from farspan.hf.flash import Part, combined, flash, hidden_mask, takes
+from farspan.hf.remap import in_place
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, PASSAGES, TEMPERATURE, Method
 from farspan.methods.replug import piece_sizes, pieces
@@ -89,7 +90,7 @@ class Parallel:
     def __call__(self, call: Call) -> Float[Tensor, "batch heads groups time value_dim"]:
         apart = self.apart
         if apart is None or apart.start == apart.stop:
-            return dense(call)
+            return in_place(call)
         fused = call.softcap is None and takes(call.query, call.key, call.value)
         out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
         keys = call.key.shape[2]

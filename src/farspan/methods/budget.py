@@ -8,7 +8,8 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from farspan.hf.attend import Call, Eviction, dense
+from farspan.hf.attend import Call, Eviction
+from farspan.hf.remap import in_place
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
@@ -27,7 +28,7 @@ class Evicting(Method, Eviction):
         return self.window
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]:
-        return attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True)
+        return attending(lm, in_place, name=str(self), rotary=False, eviction=self, padding=True)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import ClassVar
 from jaxtyping import Int
 from torch import Tensor
 
-from farspan.hf.attend import Call, dense
+from farspan.hf.attend import Call
 from farspan.hf.remap import Piece, remapped
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
@@ -68,7 +68,7 @@ class SelfExtend(Method):
                     f"{self} covers {covered:,} tokens with the {trained:,} that {lm.name} was trained on, and not "
                     f"{end:,}; {fix}"
                 )
-            return dense(call) if end <= window else remapped(call, remap)
+            return remapped(call, remap)
 
         return attending(lm, attend, name=str(self))
 

@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,7 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan.files import expanded, read_json
-from farspan.hf.remap import InPlace, remapped
+from farspan.hf.remap import in_place
 from farspan.lm import LM
 from farspan.methods.base import TEMPERATURE, Method
 from farspan.reader import DenseReader, Reader, attending
@@ -65,7 +64,7 @@ class Temperature(Method):
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         factor = self._factor(lm)
-        with attending(lm, partial(remapped, remap=InPlace()), name=str(self), rotary=False) as reader:
+        with attending(lm, in_place, name=str(self), rotary=False) as reader:
             assert reader.attention is not None
             with reader.attention.scaled_queries(factor):
                 yield reader

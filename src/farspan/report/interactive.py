@@ -231,14 +231,14 @@ def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float], row: 
     x, y = ([rule.x] * 2, list(up)) if rule.x is not None else (list(along), [rule.y] * 2)
     text = escape(rule.text, quote=False)
     text = "\u00a0\u00a0" + text if rule.x is None else text + "<br>\u00a0" * row
-    above = "top left" if rule.x is not None and _is_last(rule.x, along[1]) else "top center"
+    place = "middle right" if rule.x is None else "top left" if _is_last(rule.x, along[1]) else "top center"
     return {
         "type": "scatter",
         "mode": "lines+text",
         "x": x,
         "y": y,
         "text": ["", text],
-        "textposition": "middle right" if rule.x is None else above,
+        "textposition": place,
         "textfont": {"size": 11},  # in the colour of the page's text
         "cliponaxis": False,
         "line": {"color": NEUTRAL, "width": 1, "dash": "dot"},
