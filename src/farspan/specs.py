@@ -104,10 +104,10 @@ def choice(known: Iterable[str], default: Any = MISSING, *, quiet: bool = False)
 
 
 def check_choices(settings: Any) -> None:
-    """Raise ValueError unless each `choice` of a dataclass is one of the known values."""
+    """Raise ValueError unless each `choice` of a method or task is one of the known values."""
     for one in fields(settings):
         if (known := one.metadata.get("known")) and (value := getattr(settings, one.name)) is not None:
-            check_known(f"{one.name} =", value, known)
+            check_known(f"{settings.name}: {one.name} =", value, known)
 
 
 def closest(given: str, known: Iterable[str]) -> str:
