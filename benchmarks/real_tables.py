@@ -24,7 +24,7 @@ from farspan.report.cells import Cell, cells
 from farspan.report.curve_figures import map_figure
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import CurveMember, series
-from farspan.report.figure import Figure, Line, Style
+from farspan.report.figure import Figure, Line, Style, sample_size
 from farspan.report.perplexity import PerplexityMember
 from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
@@ -410,17 +410,19 @@ STYLES: dict[str, Style] = {"all": "solid", "rest": "dashed"}
 def decay_figure(model: str, title: str) -> Figure | None:
     """Return the mean weight of a key by its distance from the query, with sinks and without, at the shortest and the
     longest length; None: not recorded."""
-    lines = []
+    lines, texts = [], []
     for one in attention_series(recorded(model, "attention")[1]):
         for index, at in enumerate((one.at[0], one.at[-1])):
             for part, style in STYLES.items():
                 distances, logs = key_weights(at, part)
+                texts.append(len(logs))
                 mean, low, high = np.exp([measured_mean(logs), *interval(logs)])
                 name = f"query at {at.length:,}" if part == "all" else ""
                 lines.append(Line(name, distances, mean, index, low, high, style=style))
     look: dict[str, Any] = {"log_x": True, "log_y": True, "num_members": len(lines) // 2}
+    look["note"] = sample_size(texts, "text")
     x, keys = "distance (tokens)", list(zip(("all keys", "without the first 8 tokens"), STYLES.values(), strict=True))
-    return Figure(title, x, "mean weight of a key", lines, keys=keys, note="n = 4 texts", **look) if lines else None
+    return Figure(title, x, "mean weight of a key", lines, keys=keys, **look) if lines else None
 
 
 def recall_map(model: str) -> str:
