@@ -10,6 +10,7 @@ In bfloat16, on one thread; CPU seconds of the whole measurement without loading
 kinds. Last line: the figures as JSON.
 """
 
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -65,7 +66,7 @@ def main() -> None:
             found = [row.scores["right"] for row in rows if row.length == lengths[-1]]
             figures[f"{ask}_{kind}_right"] = sum(found) / len(found)
         figures[f"{ask}_seconds"] = total
-    taken = figures.get("forced_seconds", 0.0)
+    taken = figures.get("forced_seconds", math.inf)  # not measured: not met
     end(
         figures,
         [f"all forced cells take {taken:.0f} CPU seconds, allowed {BOUND:.0f}"] * (taken > BOUND),
