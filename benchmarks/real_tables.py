@@ -49,8 +49,7 @@ PICTURED = (  # of the methods in the tables: those with most memory, and the mo
     "rope:type=yarn,factor=4",
     STRETCHED.strip("`"),
     "replug:weights=uniform,piece=2048,tail=4096",
-    "SMT",
-    "SMT, decoys",
+    "ape:temperature=0.9,scale=0.9,piece=2048",
 )
 
 
@@ -483,7 +482,7 @@ def needle_methods(model: str) -> str:
 
 def spans_of_seeds(model: str) -> dict[str, list[Difference]]:
     """Return by how much the span is longer after each training with decoys, by what it is compared with."""
-    found = {label(one): one for one in curves(model, "methods")}
+    found = {label(one): one for one in curves(model, "recipes")}
     return {
         how: [_span(found[how], found[seed]) for seed in DECOYS]
         for how in (PLAIN, "`rope:type=yarn,factor=4`", STRETCHED, "SMT", EQUAL)
@@ -549,6 +548,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "weights-lengths": lengths_by_member("weights"),
     "methods": curve_by_member("methods"),
     "methods-lengths": lengths_by_member("methods"),
+    "recipes": curve_by_member("recipes"),
+    "recipes-lengths": lengths_by_member("recipes"),
     "methods-natural": curve_by_member("methods-natural"),
     "methods-natural-lengths": lengths_by_member("methods-natural"),
     "far": far,
@@ -620,7 +621,7 @@ def claims() -> dict[str, bool]:
     natural, shuffled, nested = (curves(smollm2, part)[0] for part in ("natural", "shuffled", "nested"))
     (depths,), (large,), (books,) = curves(smollm2, "depths"), curves(gemma, "shuffled"), curves(gemma, "natural")
     weights = {label(one): one for one in curves(smollm2, "weights")}
-    methods = {label(one): one for one in curves(smollm2, "methods")}
+    methods, recipes = ({label(one): one for one in curves(smollm2, part)} for part in ("methods", "recipes"))
     spans = spans_of_seeds(smollm2)
     encoded = {label(one): one for one in curves(smollm2, "encoded-curve")}
     needles = {depth: line[8192] for depth, line in needle_nats(smollm2).items()}
@@ -669,8 +670,8 @@ def claims() -> dict[str, bool]:
             smollm2, ("SMT", 16384), ("rope:type=yarn,factor=4", 16384)
         )[2]
         < 0,
-        "SMT copies at two windows": _gap(methods["SMT"], 16384)[0] > 0.1,
-        "SMT has a longer span than the model as it is": _longer_span(methods[PLAIN], methods["SMT"]),
+        "SMT copies at two windows": _gap(recipes["SMT"], 16384)[0] > 0.1,
+        "SMT has a longer span than the model as it is": _longer_span(recipes[PLAIN], recipes["SMT"]),
         "SMT with decoys, every seed, has a longer span than the model as it is, SMT, Self-Extend and YaRN by 4": all(
             one.low is not None and one.low > 0 for found in spans.values() for one in found
         ),
@@ -684,7 +685,7 @@ def claims() -> dict[str, bool]:
             more_nats(smollm2, (seed, n), ("SMT", n))[1] > 0 for seed in (DECOYS[0], DECOYS[2]) for n in (8192, 16384)
         ),
         "SMT with decoys, every seed, copies more than SMT at 4,096 to 16,384 tokens": all(
-            _gains(methods["SMT"], methods[seed])[length][1] > 0
+            _gains(recipes["SMT"], recipes[seed])[length][1] > 0
             for length in (4096, 6144, 8192, 16384)
             for seed in DECOYS
         ),
