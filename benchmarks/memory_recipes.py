@@ -32,6 +32,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import real_tables
 import recorded as kept
 import torch
 from common import Interval, end, interval, parser_of, table
@@ -42,6 +43,8 @@ from smt_extend import said, times
 from farspan import LM, Row, load, measure, method, stats
 from farspan.loading import gguf
 from farspan.loading.places import DEMO, folder_of
+from farspan.report.curve_section import draw_curves
+from farspan.report.curves import series
 from farspan.train import smt
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -436,6 +439,18 @@ def page() -> str:
     return kept.with_tables(PAGE.read_text(), made)
 
 
+def draw(size: Size) -> Path:
+    """Draw the forgetting curves of shuffled text: of the model, of untrained YaRN, and after each recipe."""
+    members = []
+    for name in ("full", best_yarn(size), *known(size)):
+        model, how = seeds(size, name, "shuffled")[0]
+        (one,) = series(rows_of(size, model, "shuffled", how), {})
+        members.append(replace(one, name=model if model != "base" else "as it is" if how == "full" else name))
+    return real_tables.png(
+        draw_curves(members, real_tables.PICTURES, "SmolLM2 after short trainings, shuffled books", "smollm2_recipes")
+    )
+
+
 TABLES = {"memory": memory, "verdicts": verdicts, "changes": changes, "long": long, "halves": halves}
 
 
@@ -487,6 +502,7 @@ def main() -> None:
         return
     if options.write:
         PAGE.write_text(page())
+        print(draw(SIZES["smollm2"]))
     found = {name: judged(size, name) for name in known(size)}
     missed = [] if any(passes(one) for one in found.values()) else ["no recipe keeps all bounds"]
     end(found, missed, options.check)

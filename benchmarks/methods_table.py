@@ -53,6 +53,7 @@ METHODS = (
     "rope:type=yarn,factor=4",
     "rope:type=yarn,factor=4+temperature",
     "rope:type=truncated",
+    "rope:type=factors,file={factors}",
     "temperature",
     "selfextend:group=8",
     "dca",
@@ -63,6 +64,7 @@ METHODS = (
     "replug:piece={half},tail={quarter}",
     "ape:piece={half}",
 )
+FACTORS = RECORDED / "factors.json"  # by `search_rope.py --shape factors`
 STRONG = "rope:type=yarn,factor=4"  # has the longest memory of these; it chooses the key tokens of the part `shared`
 SAMPLES = 2000  # of methods, for the interval of a correlation
 
@@ -88,11 +90,13 @@ class Part:
         lm = load(model)
         trained = lm.trained_length or 0
         sizes = {"trained": trained, "window": trained - 4, "half": trained // 2, "quarter": trained // 4}
+        if model != DEMO:  # the factors are those of the embedded model
+            methods = [how for how in methods if "{factors}" not in how]
         probe = {"warmup": min(128, trained // 16), "scored": min(256, trained // 8)}
         return len(
             measure(
                 [lm],
-                [self.only] if self.only else [how.format(**sizes) for how in methods],
+                [self.only] if self.only else [how.format(**sizes, factors=FACTORS) for how in methods],
                 [self.task.format(**probe, keys=out.parent / "keys")],
                 text=f"shuffled:{text}" if self.shuffled else text,
                 lengths=tuple(int(share * trained) for share in self.shares),

@@ -594,22 +594,22 @@ def draw() -> Iterator[Path]:
         name = "real_" + short.lower().replace(" ", "_")
         texts = ((curves(model, part), text) for part, text in TEXTS.items() if part != "nested")
         if members := [replace(one, name=text) for found, text in texts for one in found]:
-            yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
+            yield png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
         for part, by in (("methods", "method"), ("rope", "RoPE")):
             members = [replace(one, name=label(one).strip("`")) for one in curves(model, part)]
             if members := [one for one in members if part != "methods" or one.name in PICTURED]:
-                yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
+                yield png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
         for one in curves(model, "depths"):
-            yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
+            yield png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
         if (decay := decay_figure(model, f"Attention of {short} by distance")) is not None:
-            yield _png(draw_figure(decay, PICTURES, f"{name}_distance"))
+            yield png(draw_figure(decay, PICTURES, f"{name}_distance"))
         if recorded(model, "topk")[1]:
             path = PICTURES / f"{name}_topk.png"
             topk_figure.draw(*topk(model), path, f"Top-k attention of {short}, 4 books")
             yield path
 
 
-def _png(paths: Sequence[Path]) -> Path:
+def png(paths: Sequence[Path]) -> Path:
     png, svg = paths
     svg.unlink()
     return png
