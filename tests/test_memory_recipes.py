@@ -45,7 +45,7 @@ def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
 
 def test_the_heads_that_copy_are_those_that_the_recipe_trains(lm: LM) -> None:
     demo = load("demo", dtype="float32", attention="eager")
-    assert tuple(memory_recipes.copying_heads(demo)) == memory_recipes.COPYING
+    assert tuple(memory_recipes.copying_heads(demo)) == memory_recipes.SIZES["demo"].heads
     lm.model.set_attn_implementation("eager")
     with pytest.raises(
         SystemExit, match=r"^no head of tiny-llama copies: .* is 0\.\d\d, of head \d\.\d, expected"

@@ -634,3 +634,8 @@ def test_a_failed_row_leaves_neither_half_of_its_targets() -> None:
         assert stats.gap(found) == pytest.approx([0.0])
     begun = stats.curve([row_of(0)])
     assert begun.measured.tolist() == [True]
+
+
+def test_holm_multiplies_by_the_number_of_tests_left_and_counts_only_known_values() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([0.01, math.nan, 0.03, None]) == [0.02, None, 0.03, None]

@@ -5,6 +5,7 @@ Student's t does not apply; p is then that of a sign test, 2^(1 - n) two-sided a
 needs at least six equal differences, and an equivalence five.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -108,8 +109,9 @@ def welch_freedom(squared_errors: Sequence[float], freedoms: Sequence[float]) ->
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
     """Correct p values for several tests: multiply the i-th smallest of n by n - i + 1, not below the one before, at
-    most 1 (Holm 1979, Scandinavian Journal of Statistics 6). None stays None and is not counted."""
-    order = sorted((value, index) for index, value in enumerate(p) if value is not None)
+    most 1 (Holm 1979, Scandinavian Journal of Statistics 6). None and NaN, as of a single value, become None and are
+    not counted."""
+    order = sorted((value, index) for index, value in enumerate(p) if value is not None and not math.isnan(value))
     corrected: list[float | None] = [None] * len(p)
     largest = 0.0
     for rank, (value, index) in enumerate(order):
