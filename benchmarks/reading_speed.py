@@ -2,6 +2,7 @@
 
     python benchmarks/reading_speed.py --model MODEL [--dtypes float32 bfloat16] [--threads 1 2] [--contexts 2048 8192]
         [--runs 3] [--check]
+    python benchmarks/reading_speed.py --model MODEL --profile [--dtypes ...] [--threads 1] [--contexts 2048]
     python benchmarks/reading_speed.py --quick
 
 `plain` is one forward of the model with its own SDPA over all tokens, with logits of the last position only; `read` is
@@ -19,6 +20,7 @@ does its own, on as many tokens as the context has. (By the plan's formula, whic
 Seconds are the least of the runs: CPU seconds with one thread, since others on the machine only add to wall time, and
 wall seconds with more. Peak memory is what a process took above the loaded model, in a process apart. Text: files of
 Python's own library, joined in one file, so that the search for them is not timed. Last line: the figures as JSON.
+--profile prints only which share of the CPU time of one `read` each of torch's operators takes by itself.
 --check fails where a bound is missed at a context of 2,048 or more: reading at most 1.15 times `plain`, `nested` at
 least 80 % of its bound, all hits equal in float32.
 """
@@ -33,12 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end, mebibytes, parser_of
+from common import apart, end, mebibytes, parser_of, table
 
 READ_BOUND = 1.15  # at most: seconds of `read` over those of `plain`
 NESTED_BOUND = 0.8  # at least: of the arithmetic bound
 JUDGED = 2048  # tokens of context from which on the bounds hold; below, Python's share is too large
 POINTS, REPEATS = 4, 2
+SHOWN = 12  # operators of a profile
 TEXT = "builtin:held-out+tests"
 ENOUGH = 2_000_000  # characters
 
@@ -97,6 +100,26 @@ def reading(lm: Any, text: str, context: int, runs: int, ways: list[str]) -> dic
         way: {"wall": min(t[i][0] for t in times), "cpu": min(t[i][1] for t in times)} for i, way in enumerate(ways)
     }
     return found | {"chunk": chunk, "operations": operations(lm, 0, context, 1), "by_plan": lm.flops(0, context, 1)}
+
+
+def shares(lm: Any, text: str, context: int) -> list[tuple[str, int, float]]:
+    """Operators of one reading, each with its calls and its share of the CPU time, largest first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from farspan.methods import method
+    from farspan.text.corpora import load
+
+    ids = torch.from_numpy(load(text, lm.tokenizer).windows(context, 1, 0)[0]).long()[None]
+    with method("full").on(lm) as reader:
+        reader.capacity = context
+        reader.read(ids[:, : min(context, 256)])  # what only the first reading does
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            reader.read(ids)
+    found = profiled.key_averages()
+    total = sum(one.self_cpu_time_total for one in found)
+    ordered = sorted(found, key=lambda one: -one.self_cpu_time_total)
+    return [(one.key, one.count, one.self_cpu_time_total / total) for one in ordered]
 
 
 def twin(lm: Any, task: Any, lengths: tuple[int, ...]) -> dict[str, str]:
@@ -170,6 +193,8 @@ def child(way: str, model: str, text: str, dtype: Any, threads: int, context: in
 
     torch.set_num_threads(threads)
     lm = farspan.load(model, dtype=dtype, device="cpu")
+    if way == "profile":
+        return {"shares": shares(lm, text, context)}
     if way in ("twin", "nested"):
         return curve(lm, text, context, runs, way)
     return reading(lm, text, context, runs, way.split("+"))
@@ -216,6 +241,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192], help="tokens")
     parser.add_argument("--runs", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--profile", action="store_true", help="the time of each operator of one reading, and no more")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -232,6 +258,12 @@ def main() -> None:
         write_text(text)
         for dtype, threads, context in product(options.dtypes, options.threads, options.contexts):
             found = {}
+            if options.profile:
+                given = json.dumps(["profile", options.model, str(text), dtype, threads, context, 1])
+                most = apart(__file__, "--child", given, freeing=False)["shares"][:SHOWN]
+                print(f"{dtype}, {threads} threads, {context:,} tokens")
+                print(table(["operator", "calls", "share"], [[f"`{n}`", f"{c:,}", f"{x:.1%}"] for n, c, x in most]))
+                continue
             for way in ("plain+read", "plain", "read", "twin", "nested"):
                 given = json.dumps([way, options.model, str(text), dtype, threads, context, options.runs])
                 found[way] = apart(__file__, "--child", given, freeing=way in ("plain", "read"))
@@ -240,7 +272,8 @@ def main() -> None:
             print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in one.items()), flush=True)
             figures |= {f"{name}: {key}": value for key, value in one.items()}
             wrong += missed(name, one, context, exact=dtype == "float32")
-    end(figures, wrong, options.check)
+    if not options.profile:
+        end(figures, wrong, options.check)
 
 
 if __name__ == "__main__":
