@@ -405,10 +405,10 @@ def halves(size: Size) -> str:
 def long(size: Size) -> str:
     """Return the table of contexts up to 32 windows, of the recipes that were measured there, against the YaRN from
     which they start and against the longest one."""
-    names = [name for name in known(size) if seeds(size, name, "long")]
+    names = [name for name in known(size) if seeds(size, name, "long")]  # not those for other targets
     pairs = ((LONGER_YARN, "half_life"), (LONGER_YARN, "span"), (LONGEST_YARN, "span"))
     lines = []
-    for name in (*UNTRAINED_LONG, *names):
+    for name in (*UNTRAINED_LONG[2:], *names):
         curve = curve_of(size, name, "long")
         numbers, texts = stats.summarise(curve), len(curve.copy)
         against = [
@@ -427,6 +427,23 @@ def long(size: Size) -> str:
         "span, times YaRN's by 32",
     ]
     return table(["", "seeds", *head], lines)
+
+
+def targets(size: Size) -> str:
+    """Return the table of one recipe for several targets, each against untrained YaRN by the same factor."""
+    lines = []
+    for target in sorted({size.target, *size.targets}):
+        yarn = f"rope:type=yarn,factor={target // size.window}"
+        name = "yarn-decoys-log-n" if target == size.target else size.to(target)
+        if not all(seeds(size, one, "long") for one in (name, yarn)):
+            continue
+        found = [curve_of(size, one, "long") for one in (yarn, name)]
+        numbers = [stats.summarise(one) for one in found]
+        longer = [said(times(found[1], found[0], what)) for what in ("half_life", "span")]
+        each = [str(getattr(one, what)) for what in ("half_life", "span") for one in numbers]
+        lines.append([f"{target:,}", str(len(seeds(size, name, "long"))), *each[:2], longer[0], *each[2:], longer[1]])
+    heads = [f"{what}, {how}" for what in ("half-life", "span") for how in ("untrained YaRN", "recipe", "times")]
+    return table(["target", "seeds", *heads], lines)
 
 
 def page() -> str:
@@ -451,7 +468,14 @@ def draw(size: Size) -> Path:
     )
 
 
-TABLES = {"memory": memory, "verdicts": verdicts, "changes": changes, "long": long, "halves": halves}
+TABLES = {
+    "memory": memory,
+    "verdicts": verdicts,
+    "changes": changes,
+    "long": long,
+    "targets": targets,
+    "halves": halves,
+}
 
 
 def main() -> None:
