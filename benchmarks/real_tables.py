@@ -323,6 +323,14 @@ def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
     return by_length("seconds to the first token / tokens read, generated a second / context", lines)
 
 
+def gpu_seconds(model: str) -> str:
+    """Return the seconds in which one text was read on a GPU, by method and length."""
+    lines: dict[str, dict[int, str]] = {}
+    for row in recorded(model, "gpu")[1]:
+        lines.setdefault(member(row.model, row.method), {})[row.length] = f"{row.seconds:.2f}"
+    return by_length("seconds", lines)
+
+
 LATE = 200  # last steps of the main stage of CEPE, of 300
 STEP_TOKENS = 8 * (1024 + 256)  # of the encoder and the decoder
 
@@ -558,6 +566,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "rope-gaps": lambda model: gaps(rope_gains(model), "copied beyond guessing"),
     "encoded-curve": curve_by_member("encoded-curve"),
     "costs": lambda model: costs(quality(model, "cost"), lambda cell: member(cell.model, cell.method)),
+    "gpu": gpu_seconds,
     "nats": nats_differences,
     "encoded-nats": encoded_differences,
     "training-slope": training_needed,
