@@ -6,7 +6,7 @@
 
 The embedded model (window 512) is taken to 8,192 tokens by each recipe: 300 steps of 2 rows of 512 tokens, in turns
 sparse rows and ordinary windows, queries and keys only, AdamW at 1e-3, from three seeds. The settings are those of
-configs/smt-decoys.toml with the changes in `RECIPES`; a training writes all of them into settings.json beside its
+configs/smt-decoys.toml with the changes in `Size.recipes`; a training writes all of them into settings.json beside its
 model. No recipe trains rows `[bos] S [bos] S`. Measured on held-out files, under the method that the recipe names and
 against the model itself and untrained YaRN, on the same texts:
 
@@ -15,6 +15,8 @@ against the model itself and untrained YaRN, on the same texts:
     beyond              nats of all tokens of 8,192, of 4 texts at most
     long                with --long, and instead: as natural, contexts up to 32 windows
 
+Recipes whose name ends in a number have another target than 8,192 tokens, from YaRN by target / 512; they are trained
+where they are named. Untrained methods are measured before the recipes, and alone with `--seeds` without a number.
 With `--size smollm2` the same recipes take SmolLM2-135M-Instruct from 8,192 to 32,768 tokens: 200 steps of 2 rows of
 4,096 tokens, by configs/smt-smollm2.toml, on the first four fifths of the books below --data; it is measured on the
 others. --train only trains.
@@ -37,6 +39,7 @@ import recorded as kept
 import torch
 from common import Interval, end, interval, parser_of, table
 from real_models import enter_data, fetched
+from real_tables import MISSING, PLAIN
 from scipy.stats import t as student
 from smt_extend import said, times
 
@@ -51,7 +54,6 @@ from farspan.train.progress import TrainingWatch
 
 PAGE = Path(__file__).with_suffix(".md")
 RECORDED = Path(__file__).with_suffix("")
-MISSING = "–"
 LOST, MOST_LOST = "nats lost inside", 0.02
 COPIES = 0.25  # the least mean weight of a head that copies: half of what the weakest of the embedded model's has
 LEARNED = "temperature:scales={}"  # the folder of the model
@@ -119,16 +121,26 @@ class Size:
             "yarn-long-decoys": (("smt.draw='decoys:share=0.5,largest=255'",), "full"),
             "yarn-decoys-heads": (decoys_and(f"trained.heads={list(self.heads)}"), "full"),
             "truncated-skip": (skip_and("model.rope='rope:type=truncated'"), "full"),
-            **{self.to(target): (decoys_and(*self._to(target)), self.log_n) for target in self.targets},
         }
 
-    def to(self, target: int) -> str:
-        """Return the name of the recipe `yarn-decoys-log-n` for another target (tokens)."""
-        return f"yarn-decoys-log-n-{target}"
+    @property
+    def other_targets(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        """`yarn-decoys-log-n` for `targets`, as `recipes`."""
+        return {
+            f"yarn-decoys-log-n-{target}": (
+                decoys_and(
+                    "model.temperature=true",
+                    f"model.rope='rope:type=yarn,factor={target // self.window}'",
+                    f"lengths.target={target}",
+                ),
+                self.log_n,
+            )
+            for target in self.targets
+        }
 
-    def _to(self, target: int) -> tuple[str, ...]:
-        rope = f"rope:type=yarn,factor={target // self.window}"
-        return "model.temperature=true", f"model.rope='{rope}'", f"lengths.target={target}"
+    @property
+    def all_recipes(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        return self.recipes | self.other_targets
 
 
 SIZES = {
@@ -184,8 +196,8 @@ SIZES = {
 DEMO_SIZE = SIZES["demo"]
 LONG = {"long": (DEMO_SIZE.text, DEMO_SIZE.probe, (511, 1023, 2047, 3071, 3967, 5119, 6655, 7935))}
 LONGER_YARN, LONGEST_YARN = "rope:type=yarn,factor=16", "rope:type=yarn,factor=32"
-SHORTER_YARNS = ("rope:type=yarn,factor=4", "rope:type=yarn,factor=8")
-UNTRAINED_LONG = (*SHORTER_YARNS, LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
+AGAINST_LONG = (LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
+UNTRAINED_LONG = ("rope:type=yarn,factor=4", "rope:type=yarn,factor=8", *AGAINST_LONG)
 CHANGES = (  # recipes that differ in one thing from another
     ("yarn-decoys", "yarn-skip"),
     ("yarn-decoys-log-n", "yarn-decoys"),
@@ -230,7 +242,7 @@ def base(size: Size) -> Path:
 def trained(size: Size, name: str, seed: int, out: Path, steps: int) -> Path:
     """Train a recipe where it is not there yet, and return its folder."""
     folder = out / "models" / f"{name}-{seed}"
-    overrides = [*size.common, *size.recipes[name][0], f"out='{folder}'", f"trainer.steps={steps}"]
+    overrides = [*size.common, *size.all_recipes[name][0], f"out='{folder}'", f"trainer.steps={steps}"]
     overrides += [f"trainer.seed={seed}"]
     if size.model != DEMO:
         overrides += [f"model.name='{base(size)}'", "data.text='books-found'"]
@@ -267,9 +279,9 @@ def rows_of(size: Size, model: str, part: str, how: str) -> list[Row]:
 def seeds(size: Size, name: str, part: str) -> list[tuple[str, str]]:
     """Return the models of a recipe that were measured in a part, or of an untrained method the model itself, each with
     its method."""
-    if name in size.recipes:
-        folders = sorted(folder.name for folder in size.recorded.glob(f"{name}-[0-9]*"))
-        found = [(folder, size.recipes[name][1].format(folder)) for folder in folders]
+    if name in size.all_recipes:
+        folders = sorted(folder.name for folder in size.recorded.glob(f"{name}-[0-9]"))
+        found = [(folder, size.all_recipes[name][1].format(folder)) for folder in folders]
     else:
         found = [("base", name)]
     return [(model, how) for model, how in found if rows_of(size, model, part, how)]
@@ -284,19 +296,20 @@ def curve_of(size: Size, name: str, part: str) -> stats.MeasuredCurve:
     return replace(curves[0], **means)
 
 
-def nats_of(size: Size, name: str, part: str) -> np.ndarray:
-    """Return nats per token of each text, the mean of all seeds."""
+def nats_of(size: Size, name: str, part: str) -> dict[int, float]:
+    """Return nats per token by text, the mean of all seeds."""
     found = [
         {row.repeat: row.scores["nats"] for row in rows_of(size, model, part, how)}
         for model, how in seeds(size, name, part)
     ]
-    return np.array([np.mean([one[repeat] for one in found]) for repeat in sorted(found[0])]) if found else np.empty(0)
+    return {repeat: float(np.mean([one[repeat] for one in found])) for repeat in sorted(found[0])} if found else {}
 
 
 def lost(size: Size, name: str, other: str, tests: int) -> Interval:
     """Return the nats per token that a recipe loses inside the window against another."""
-    more = nats_of(size, name, "inside") - nats_of(size, other, "inside")
-    return widened(interval(more), len(more), tests)
+    before, after = (nats_of(size, one, "inside") for one in (other, name))
+    more = [after[repeat] - before[repeat] for repeat in sorted(after.keys() & before.keys())]
+    return widened(interval(np.array(more)), len(more), tests)
 
 
 def widened(value: Interval, texts: int, tests: int) -> Interval:
@@ -352,7 +365,7 @@ def memory(size: Size) -> str:
             numbers = stats.summarise(curve)
             gap = interval((curve.copy - curve.control)[:, list(curve.lengths).index(size.at)])
             line += [str(numbers.half_life), str(numbers.reach), str(numbers.span), said(gap, 3)]
-        beyond = nats_of(size, name, "beyond")
+        beyond = np.array(list(nats_of(size, name, "beyond").values()))
         lines.append([*line, said(interval(beyond)) if len(beyond) else MISSING])
     heads = [
         f"{what}{apart}"
@@ -390,25 +403,23 @@ def changes(size: Size) -> str:
 
 
 def halves(size: Size) -> str:
-    """Return copy and control accuracy on natural and on shuffled text."""
-    lines = []
+    """Return copy and control accuracy by length, on natural and on shuffled text."""
+    lines = {}
     for name in (*size.untrained, *known(size)):
         for part in ("natural", "shuffled"):
             for model, how in seeds(size, name, part):
-                curve = stats.curve(rows_of(size, model, part, how))
-                both = [np.mean(half, 0) for half in (curve.copy, curve.control)]
-                cells = [f"{copy:.2f} / {control:.2f}".replace("0.", ".") for copy, control in zip(*both, strict=True)]
-                lines.append([f"`{name}`" if model == "base" else f"`{model}`", part, *cells])
-    return table(["copy / control", "text", *(f"{n:,}" for n in size.natural)], lines)
+                (one,) = series(rows_of(size, model, part, how), {})
+                lines[f"`{name if model == 'base' else model}`, {part}"] = real_tables.halves(one)
+    return real_tables.by_length("copy / control", lines)
 
 
 def long(size: Size) -> str:
     """Return the table of contexts up to 32 windows, of the recipes that were measured there, against the YaRN from
     which they start and against the longest one."""
-    names = [name for name in known(size) if seeds(size, name, "long")]  # not those for other targets
+    names = [name for name in known(size) if seeds(size, name, "long")]
     pairs = ((LONGER_YARN, "half_life"), (LONGER_YARN, "span"), (LONGEST_YARN, "span"))
     lines = []
-    for name in (*UNTRAINED_LONG[2:], *names):
+    for name in (*AGAINST_LONG, *names):
         curve = curve_of(size, name, "long")
         numbers, texts = stats.summarise(curve), len(curve.copy)
         against = [
@@ -434,7 +445,7 @@ def targets(size: Size) -> str:
     lines = []
     for target in sorted({size.target, *size.targets}):
         yarn = f"rope:type=yarn,factor={target // size.window}"
-        name = "yarn-decoys-log-n" if target == size.target else size.to(target)
+        name = "yarn-decoys-log-n" + ("" if target == size.target else f"-{target}")
         if not all(seeds(size, one, "long") for one in (name, yarn)):
             continue
         found = [curve_of(size, one, "long") for one in (yarn, name)]
@@ -456,16 +467,15 @@ def page() -> str:
     return kept.with_tables(PAGE.read_text(), made)
 
 
-def draw(size: Size) -> Path:
-    """Draw the forgetting curves of shuffled text: of the model, of untrained YaRN, and after each recipe."""
-    members = []
-    for name in ("full", best_yarn(size), *known(size)):
+def draw() -> Path:
+    """Draw the forgetting curves of shuffled text of SmolLM2: as it is, under untrained YaRN, and after each recipe."""
+    size, members = SIZES["smollm2"], []
+    for name in ("full", *size.yarns, *known(size)):
         model, how = seeds(size, name, "shuffled")[0]
         (one,) = series(rows_of(size, model, "shuffled", how), {})
-        members.append(replace(one, name=model if model != "base" else "as it is" if how == "full" else name))
-    return real_tables.png(
-        draw_curves(members, real_tables.PICTURES, "SmolLM2 after short trainings, shuffled books", "smollm2_recipes")
-    )
+        members.append(replace(one, name=model if model != "base" else PLAIN if how == "full" else name))
+    title = "SmolLM2 after short trainings, shuffled books"
+    return real_tables.png(draw_curves(members, real_tables.PICTURES, title, "smollm2_recipes"))
 
 
 TABLES = {
@@ -482,7 +492,7 @@ def main() -> None:
     parser = parser_of(
         __doc__, "one recipe of 40 steps, one seed, short texts", "fail where no recipe keeps all bounds"
     )
-    parser.add_argument("recipes", nargs="*", help=f"of {', '.join(DEMO_SIZE.recipes)}; default all")
+    parser.add_argument("recipes", nargs="*", help=f"of {', '.join(DEMO_SIZE.all_recipes)}; default all to one target")
     parser.add_argument("--size", choices=SIZES, default="demo", help="the model that the recipes change")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none: only untrained methods")
     parser.add_argument("--out", type=Path, help="folder for models and runs; a run in it is continued")
@@ -497,23 +507,29 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="make the tables of the page")
     options = parser.parse_args()
     size = SIZES[options.size]
-    if unknown := set(options.recipes) - set(size.recipes):
-        parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(size.recipes)}")
+    if unknown := set(options.recipes) - set(size.all_recipes):
+        parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(size.all_recipes)}")
+    if options.long and (options.part or size.model != DEMO):
+        parser.error("--long measures the embedded model, and no part of another name: leave out --part and --size")
+    place = "runs/memory_recipes" + "-quick" * options.quick
+    out = (options.out or Path(place) / ("" if size.model == DEMO else size.model)).resolve()
     if options.heads:
         print(copying_heads(load(base(size), dtype="float32", attention="eager")))
         return
     if options.record:
-        print(f"{kept.record(options.out / 'measured', size.recorded):,} bytes")
+        print(f"{kept.record(out / 'measured', size.recorded):,} bytes")
     elif not (options.write or options.check):
-        out = (options.out or Path("runs/memory_recipes") / options.size).resolve()
-        if size.model != DEMO:
-            enter_data(options.data.resolve(), out / "data")
-        else:
+        if size.model == DEMO:
             torch.set_num_threads(1)
+        else:
+            try:
+                enter_data(options.data.resolve(), out / "data")
+            except ValueError as error:
+                parser.error(str(error))
         names, numbers = options.recipes or list(size.recipes), options.seeds
         if options.quick:
             names, numbers = names[:1], numbers[:1]
-        if not (options.train or options.recipes):
+        if not options.train:
             untrained = UNTRAINED_LONG if options.long else size.untrained
             measured(size, base(size), "base", untrained, out, options)
         for seed in numbers:
@@ -521,12 +537,12 @@ def main() -> None:
                 print(f"{name}, seed {seed}", flush=True)
                 folder = trained(size, name, seed, out, 40 if options.quick else size.steps)
                 if not options.train:
-                    how = size.recipes[name][1].format(folder.resolve())
+                    how = size.all_recipes[name][1].format(folder.resolve())
                     measured(size, folder, folder.name, [how], out, options)
         return
     if options.write:
         PAGE.write_text(page())
-        print(draw(SIZES["smollm2"]))
+        print(draw())
     found = {name: judged(size, name) for name in known(size)}
     missed = [] if any(passes(one) for one in found.values()) else ["no recipe keeps all bounds"]
     end(found, missed, options.check)

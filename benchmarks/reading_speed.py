@@ -20,7 +20,8 @@ does its own, on as many tokens as the context has. (By the plan's formula, whic
 Seconds are the least of the runs: CPU seconds with one thread, since others on the machine only add to wall time, and
 wall seconds with more. Peak memory is what a process took above the loaded model, in a process apart. Text: files of
 Python's own library, joined in one file, so that the search for them is not timed. Last line: the figures as JSON.
---profile prints only which share of the CPU time of one `read` each of torch's operators takes by itself.
+--profile prints only which share of the CPU time of one `read` each of torch's operators takes by itself; nothing is
+judged.
 --check fails where a bound is missed at a context of 2,048 or more: reading at most 1.15 times `plain`, `nested` at
 least 80 % of its bound, all hits equal in float32.
 """
@@ -257,13 +258,13 @@ def main() -> None:
         text = Path(folder) / "text.txt"
         write_text(text)
         for dtype, threads, context in product(options.dtypes, options.threads, options.contexts):
-            found = {}
             if options.profile:
                 given = json.dumps(["profile", options.model, str(text), dtype, threads, context, 1])
                 most = apart(__file__, "--child", given, freeing=False)["shares"][:SHOWN]
                 print(f"{dtype}, {threads} threads, {context:,} tokens")
                 print(table(["operator", "calls", "share"], [[f"`{n}`", f"{c:,}", f"{x:.1%}"] for n, c, x in most]))
                 continue
+            found = {}
             for way in ("plain+read", "plain", "read", "twin", "nested"):
                 given = json.dumps([way, options.model, str(text), dtype, threads, context, options.runs])
                 found[way] = apart(__file__, "--child", given, freeing=way in ("plain", "read"))

@@ -267,7 +267,7 @@ def test_it_forgets_what_it_promises_to_forget(how: Method, architecture: str, o
 def test_a_method_that_changes_rope_is_refused_where_a_model_has_two(how: Method, open_lm: Any) -> None:
     lm = open_lm("gemma3")
     before = list(state(lm))
-    several = "changes one RoPE, and Gemma3ForCausalLM has several .sliding_attention, full_attention.: use a method"
+    several = "changes one RoPE, and Gemma3ForCausalLM has several .sliding_attention, full_attention.: leave RoPE "
     with pytest.raises(ValueError, match=rf"^rope:type=\S+ {several}"), how.on(lm):
         pass
     assert_unchanged(before, lm)

@@ -24,8 +24,8 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
     parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ValueError(
-            f"{name} changes one RoPE, and {family} has several ({', '.join(parameters)}): use a method that leaves "
-            "RoPE unchanged, such as selfextend or dca"
+            f"{name} changes one RoPE, and {family} has several ({', '.join(parameters)}): leave RoPE unchanged, "
+            "as selfextend and dca do"
         )
     if not modules or not parameters:
         raise ValueError(f"{name} changes RoPE frequencies, and {family} has none that can be changed")
