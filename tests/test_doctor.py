@@ -313,7 +313,7 @@ def test_a_padding_mask_that_is_ignored_is_found(lm: LM, monkeypatch: pytest.Mon
     ("architecture", "text", "reason"),
     [
         ("gpt2", "sinks:window=20", "learned positions"),
-        ("gemma3", "rope:type=yarn,factor=4", "has several: sliding_attention, full_attention"),
+        ("gemma3", "rope:type=yarn,factor=4", "has several (sliding_attention, full_attention): leave RoPE unchanged"),
     ],
 )
 def test_a_method_that_a_model_refuses_is_one_failed_check(
