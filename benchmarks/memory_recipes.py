@@ -236,7 +236,7 @@ def copying_heads(lm: LM, repeats: int = 16, length: int = 100) -> dict[str, flo
 
 def base(size: Size) -> Path:
     """Return the folder of the model that the recipes change."""
-    return folder_of(DEMO) if size.model == DEMO else gguf.converted(fetched(size.model))
+    return Path(folder_of(DEMO)) if size.model == DEMO else gguf.converted(fetched(size.model))
 
 
 def trained(size: Size, name: str, seed: int, out: Path, steps: int) -> Path:
