@@ -58,14 +58,7 @@ LOST, MOST_LOST = "nats lost inside", 0.02
 COPIES = 0.25  # the least mean weight of a head that copies: half of what the weakest of the embedded model's has
 LEARNED = "temperature:scales={}"  # the folder of the model
 CONFIGS = kept.BENCHMARKS.parent / "configs"
-
-
-def skip_and(*changes: str) -> tuple[str, ...]:
-    return ("smt.draw='skip'", *changes)
-
-
-def decoys_and(*changes: str) -> tuple[str, ...]:
-    return ("smt.draw='decoys:share=0.5'", *changes)
+SKIP, DECOYS = "smt.draw='skip'", "smt.draw='decoys:share=0.5'"
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class Size:
     target: int  # tokens
     at: int  # tokens of a text whose copied share is in the table
     yarns: tuple[str, ...]  # untrained, by the longest memory of which a recipe is judged
-    untrained: tuple[str, ...]  # all methods that are measured without training
+    tempered: str  # untrained, with log-n scaling
     heads: tuple[str, ...]  # that copy; see `copying_heads`
     dtype: str
     inside: int  # texts of that part, times --repeats
@@ -93,6 +86,11 @@ class Size:
     @property
     def log_n(self) -> str:
         return f"temperature:original={self.window}"  # the default would be the extended length, up to which 1
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """All methods that are measured without training."""
+        return "full", *self.yarns, self.tempered
 
     @property
     def recorded(self) -> Path:
@@ -113,14 +111,14 @@ class Size:
     def recipes(self) -> dict[str, tuple[tuple[str, ...], str]]:
         """Changes of the config, and how the model is read."""
         return {
-            "yarn-skip": (skip_and(), "full"),
-            "yarn-decoys": (decoys_and(), "full"),
-            "yarn-decoys-log-n": (decoys_and("model.temperature=true"), self.log_n),
-            "yarn-learned-log-n": (decoys_and("model.temperature='learned'"), LEARNED),
+            "yarn-skip": ((SKIP,), "full"),
+            "yarn-decoys": ((DECOYS,), "full"),
+            "yarn-decoys-log-n": ((DECOYS, "model.temperature=true"), self.log_n),
+            "yarn-learned-log-n": ((DECOYS, "model.temperature='learned'"), LEARNED),
             "yarn-recurrences": (("smt.draw='recurrences:share=0.5'",), "full"),
             "yarn-long-decoys": (("smt.draw='decoys:share=0.5,largest=255'",), "full"),
-            "yarn-decoys-heads": (decoys_and(f"trained.heads={list(self.heads)}"), "full"),
-            "truncated-skip": (skip_and("model.rope='rope:type=truncated'"), "full"),
+            "yarn-decoys-heads": ((DECOYS, f"trained.heads={list(self.heads)}"), "full"),
+            "truncated-skip": ((SKIP, "model.rope='rope:type=truncated'"), "full"),
         }
 
     @property
@@ -128,7 +126,8 @@ class Size:
         """`yarn-decoys-log-n` for `targets`, as `recipes`."""
         return {
             f"yarn-decoys-log-n-{target}": (
-                decoys_and(
+                (
+                    DECOYS,
                     "model.temperature=true",
                     f"model.rope='rope:type=yarn,factor={target // self.window}'",
                     f"lengths.target={target}",
@@ -145,7 +144,7 @@ class Size:
 
 SIZES = {
     "demo": Size(
-        model="demo",
+        model=DEMO,
         config="smt-decoys.toml",
         common=("watch.every=0", "trainer.save_every=100"),
         steps=300,
@@ -157,12 +156,7 @@ SIZES = {
         target=8192,
         at=2047,
         yarns=("rope:type=yarn,factor=8", "rope:type=yarn,factor=16"),
-        untrained=(
-            "full",
-            "rope:type=yarn,factor=8",
-            "rope:type=yarn,factor=16",
-            "rope:type=yarn,factor=16+temperature",
-        ),
+        tempered="rope:type=yarn,factor=16+temperature",
         heads=("2.0", "2.1", "3.2"),
         dtype="float32",
         inside=16,
@@ -181,13 +175,7 @@ SIZES = {
         target=32768,
         at=16384,
         yarns=("rope:type=yarn,factor=4", "rope:type=yarn,factor=8", "rope:type=yarn,factor=4,original=4096"),
-        untrained=(
-            "full",
-            "rope:type=yarn,factor=4",
-            "rope:type=yarn,factor=8",
-            "rope:type=yarn,factor=4,original=4096",
-            "rope:type=yarn,factor=4,original=4096+temperature:original=8192",
-        ),
+        tempered="rope:type=yarn,factor=4,original=4096+temperature:original=8192",
         heads=("17.3", "17.4", "17.5", "18.6", "18.7", "20.6", "22.7", "23.1", "23.2", "23.7", "23.8"),
         dtype="bfloat16",
         inside=8,
@@ -260,7 +248,7 @@ def measured(
     lm = replace(load(folder, dtype=size.dtype), name=name)  # type: ignore[arg-type]
     repeats, quick = options.repeats, options.quick
     for part, (text, task, lengths) in (LONG if options.long else size.parts).items():
-        if part not in (options.part or (*size.parts, *LONG)):
+        if options.part and part not in options.part:
             continue
         texts = {"beyond": min(repeats, 4), "inside": size.inside * repeats}.get(part, repeats)
         if quick:

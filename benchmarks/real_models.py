@@ -393,10 +393,9 @@ def main() -> None:
             name = folder.name.rpartition("-")[0]
         if options.part == ["first"]:
             return first(folder, out / name)
-        chosen = {"repeats": options.repeats, "methods": options.method, "trained": options.trained}
-        chosen["batch"] = options.batch
+        chosen = {name: getattr(options, name) for name in ("repeats", "trained", "batch")}
         parts = [part for part, one in PARTS.items() if one.encoder == (folder / ADAPTER).exists()]
-        run_parts(folder, name, options.part or parts, out, data, **chosen)
+        run_parts(folder, name, options.part or parts, out, data, methods=options.method, **chosen)
     except (ValueError, OSError) as error:
         sys.exit(str(error))
 
