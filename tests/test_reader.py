@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import BertConfig, BertLMHeadModel
 from farspan import hf, reader
 from farspan.hf.cache import BufferLayer
 from farspan.lm import LM, wrap
+from farspan.measuring.loop import chunk_of
 from farspan.methods import method
 from farspan.reader import CachedMemory, DenseReader, NotFiniteError, dense_reader, self_check
 from farspan.reader.memory import PlainMemory
@@ -52,6 +54,19 @@ def assert_equal(scores: reader.Scores, nats: Tensor, rank: Tensor) -> None:
     # a rank may move by a place where two logits differ by rounding
     assert ((scores.rank - rank).abs() <= 1).all()
     assert (scores.rank == rank).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("device", "chunk", "expected"),
+    [("cpu", 0, [1024] * 4), ("cuda", 0, [8192, 4096, 1024, 1024]), ("cuda", 64, [64] * 4)],
+)
+def test_a_gpu_reads_more_tokens_of_a_row_at_once_unless_a_batch_has_many_rows(
+    device: str, chunk: int, expected: list[int], tokenizer: Any
+) -> None:
+    lm = replace(open_lm("llama", tokenizer), planned_device=torch.device(device))
+    assert [chunk_of(DenseReader(lm, chunk=chunk), rows) for rows in (1, 2, 8, 100)] == expected
+    lm.model.set_attn_implementation("eager")  # which holds the scores of all pairs
+    assert chunk_of(DenseReader(lm, chunk=chunk), 1) == (chunk or 1024)
 
 
 @pytest.mark.parametrize("architecture", CHUNKED)

@@ -132,7 +132,7 @@ Out = Annotated[
     option(RUN, "Run folder; default: one under runs/. An unfinished run is continued.", metavar="FOLDER"),
 ]
 Batch = Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")]
-Chunk = Annotated[int | None, count(RUN, "Tokens of one forward pass; default 1,024.")]
+Chunk = Annotated[int | None, count(RUN, "Tokens of a row in one forward pass; default 1,024, on a GPU up to 8,192.")]
 AsJson = Annotated[bool, option(RUN, "Print the results as one line of JSON at the end.", "--json")]
 
 

@@ -12,13 +12,12 @@ import torch
 from farspan.hf.device import is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
-from farspan.reader import CHUNK, Reader
+from farspan.reader import CHUNK, TOKENS_AT_ONCE, Reader
 from farspan.reader.served.client import TooLongError
 from farspan.record import UNFINISHED, Row, Run
 from farspan.tasks.base import Bound, Example, Result, Work
 
 SMALLEST_CHUNK = 64  # tokens; below this the overhead of each forward outweighs the memory saved
-TOKENS_AT_ONCE = 8192  # tokens of one forward, over all rows of a batch
 MEMORY_SHARE = 0.3  # of the free memory, for the keys of one batch
 Mine = Callable[[int, int], bool]  # whether a shard measures this repeat at this length
 
@@ -180,7 +179,7 @@ def measure_cell(
                         ledger.fail(example, length, "oom", reason)
         reader.capacity = max((bound.num_tokens(lm, e, n) for e in fitting for n in e.lengths), default=0)
         size = batch or batch_that_fits(bound, method, lm, fitting)
-        _measure_batches(reader, ledger, fitting, size, chunk or reader.chunk, longest)
+        _measure_batches(reader, ledger, fitting, size, chunk or chunk_of(reader, min(size, len(fitting))), longest)
     return ledger.rows
 
 
@@ -308,6 +307,12 @@ def _batches(
         for alone in fresh.values():
             batches += [_Batch(tuple(alone[first : first + size])) for first in range(0, len(alone), size)]
     return batches
+
+
+def chunk_of(reader: Reader, rows: int) -> int:
+    """Return the tokens of each row in one forward of so many texts: more than CHUNK only if few are read together, so
+    that activations need no more memory."""
+    return max(min(CHUNK, reader.chunk), reader.chunk // rows)
 
 
 def within_positions(bound: Bound[Any], lm: LM, examples: Sequence[Example[Any]]) -> list[Example[Any]]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from farspan.lm import LM
 from farspan.measuring.calibration import calibrated
-from farspan.measuring.loop import batch_that_fits, key_bytes, within_positions
+from farspan.measuring.loop import batch_that_fits, chunk_of, key_bytes, within_positions
 from farspan.methods import Method
 from farspan.reader import logits_at_once
 from farspan.record import UNFINISHED, Row
@@ -108,7 +108,7 @@ def plan_examples(
     longest = max(w.num_before + w.num_tokens for some in by_example for w in some)
     head = len(bound.separator(lm))
     with method.on(lm) as reader, bound.around(reader):
-        chunk = reader.chunk = chunk or reader.chunk
+        chunk = reader.chunk = chunk or chunk_of(reader, batch)
         parts = reader.bytes_needed(num_rows, longest)
         work = [w for some in by_example for w in reader.forwards(some, head)]
         flops = sum(w.num_rows * reader.flops(w.num_before, w.num_tokens, w.num_scored) for w in work)

@@ -23,6 +23,7 @@ from farspan.reader.memory import BaseMemory, CachedMemory, EvictingMemory, Ids,
 __all__ = [
     "CHUNK",
     "LOGITS_AT_ONCE",
+    "TOKENS_AT_ONCE",
     "BaseMemory",
     "CachedMemory",
     "DenseReader",
@@ -43,7 +44,8 @@ __all__ = [
     "self_check",
 ]
 
-CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
+CHUNK = 1024  # tokens of a row in one forward on a CPU: bounds activations, and attention to [chunk, tokens read]
+TOKENS_AT_ONCE = 8192  # of one forward over all rows; of one row alone on a GPU, which smaller forwards leave idle
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,17 @@ class DenseReader(Reader):
     """Reads in chunks, with full attention unless a method replaces it. Passages are joined; `weights` is ignored."""
 
     lm: LM
-    chunk: int = CHUNK
+    chunk: int = 0  # tokens of each row in one forward; default: TOKENS_AT_ONCE on NVIDIA GPUs, else CHUNK
     capacity: int = 0
     fallback: str | None = None
     attention: hf.CustomAttention | None = None  # of a method, instead of full attention
     scope: hf.Scope | None = None  # outside of it, its memories cannot be used
     on_read: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        # eager attention holds the scores of all pairs of a chunk
+        is_small = self.lm.device.type != "cuda" or self.lm.model.config._attn_implementation == "eager"
+        self.chunk = self.chunk or (CHUNK if is_small else TOKENS_AT_ONCE)
 
     @property
     def changes_only_before(self) -> bool:

@@ -28,7 +28,7 @@ from torch import Tensor
 from farspan import hf
 from farspan.lengths import LARGEST
 from farspan.lm import LM
-from farspan.reader import Memory, Reader
+from farspan.reader import TOKENS_AT_ONCE, Memory, Reader
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest
 
 SINKS = 8  # the paper's, figure 7
@@ -38,7 +38,6 @@ DECIMALS = 7  # of the shares in a row
 LONGEST = 8192  # tokens, of default lengths: the cost of a reading grows with their square
 PARTS = (8, 4, 2, 1)  # of the longest length: 512, 1024, 2048 and 4096 of the paper's models
 BIN = 1024  # tokens; a quarter of the longest length, if that is less
-TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
 
 
 @dataclass(frozen=True)
