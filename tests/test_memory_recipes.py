@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from farspan import LM, load
+from farspan import LM, load, method
 from farspan.stats import MeasuredCurve
+from farspan.train.config import read_config
+from farspan.train.smt import SmtSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 memory_recipes: Any = importlib.import_module("memory_recipes")
@@ -20,18 +23,37 @@ def test_the_tables_of_the_page_are_those_of_the_recorded_rows() -> None:
     assert memory_recipes.PAGE.read_text() == memory_recipes.page()
 
 
+def test_the_config_of_smollm2_is_the_recipe_that_was_measured() -> None:
+    size, configs = memory_recipes.SIZES["smollm2"], memory_recipes.CONFIGS
+    overrides = [*size.common, *size.all_recipes["yarn-decoys-65536"][0], "out='?'", f"trainer.steps={size.steps}"]
+    expected = read_config(configs / size.config, SmtSettings, overrides)
+    assert read_config(configs / "smt-smollm2-decoys.toml", SmtSettings, ["out='?'"]) == expected
+
+
+def test_without_slow_pairs_the_layers_of_copying_heads_are_those_of_a_model_with_truncated_rope() -> None:
+    demo, ids = load("demo", dtype="float32"), torch.arange(5, 45)[None]
+    size = replace(memory_recipes.DEMO_SIZE, heads=tuple(f"{layer}.0" for layer in range(4)), window=512)
+    with torch.no_grad():
+        plain = demo.model(ids).logits
+        with memory_recipes.unrotated(memory_recipes.DEMO_SIZE):
+            some = demo.model(ids).logits
+        with memory_recipes.unrotated(size):
+            all_layers = demo.model(ids).logits
+        assert torch.equal(demo.model(ids).logits, plain)
+        with method("rope:type=truncated").on(demo):
+            torch.testing.assert_close(demo.model(ids).logits, all_layers)
+    assert not torch.allclose(some, plain, atol=1e-2)
+    assert not torch.allclose(some, all_layers, atol=1e-2)
+
+
 def test_a_recipe_passes_by_whole_intervals_alone() -> None:
-    good = {
-        "longer": (6.0, 4.0, 8.0),
-        "than YaRN": (2.0, 1.5, 2.5),
-        "span": (1.0, 0.9, 1.1),
-        "lost": (0.01, 0.0, 0.02),
-    }
+    longer, than_yarn, lost = memory_recipes.LONGER, memory_recipes.THAN_YARN, memory_recipes.LOST
+    good = {longer: (6.0, 4.0, 8.0), than_yarn: (2.0, 1.5, 2.5), "span": (1.0, 0.9, 1.1), lost: (0.01, 0.0, 0.02)}
     assert memory_recipes.passes(good)
-    for name, worse in {"longer": (6.0, 3.9, 8.0), "than YaRN": (2.0, 1.4, 2.6), "lost": (0.01, 0.0, 0.021)}.items():
+    for name, worse in {longer: (6.0, 3.9, 8.0), than_yarn: (2.0, 1.4, 2.6), lost: (0.01, 0.0, 0.021)}.items():
         assert not memory_recipes.passes(good | {name: worse})
-    decided = ((0.01, 0.0, 0.02), (0.01, 0.0, 0.021), (0.04, 0.021, 0.06))
-    assert [memory_recipes.within(lost) for lost in decided] == ["yes", "undecided", "no"]
+    losses = ((0.01, 0.0, 0.02), (0.01, 0.0, 0.021), (0.04, 0.021, 0.06))
+    assert [memory_recipes.within(one) for one in losses] == ["yes", "undecided", "no"]
 
 
 def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:

@@ -442,6 +442,16 @@ def test_the_config_of_a_recipe_is_what_was_measured(monkeypatch: pytest.MonkeyP
     assert given.model_copy(update={"trainer": trainer}) == expected
 
 
+def test_the_kept_rows_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
+    monkeypatch.syspath_prepend(path.parent)
+    names = runpy.run_path(str(path))
+    page, found = path.with_suffix(".md").read_text(), names["recorded_models"]()
+    lines = {line.split(" | ")[0]: line for table in names["expectation_tables"](found) for line in table.splitlines()}
+    for name in ("base", "smt", "smt + streaming", "yarn-repeat", "unmixed"):
+        assert lines[f"| {name}"] in page.replace("**", ""), name
+
+
 @pytest.mark.parametrize("family", ["bloom", "mamba"])
 def test_models_without_positions_are_refused_with_the_reason(settings: Make, family: str, tmp_path: Path) -> None:
     tiny_model(family).save_pretrained(tmp_path / "model")
