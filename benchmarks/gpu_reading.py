@@ -8,13 +8,14 @@ Each cell is one reading after a shorter one. `plain` computes the attention tha
 and, under `full`, with transformers' mask of all pairs. --quick runs a few tokens of the embedded model on a CPU.
 """
 
+import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
-from common import end, parser_of, table
+from common import end, table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from farspan.hf import attend, prefix, remap
@@ -55,7 +56,8 @@ def read(lm: LM, how: str, chunk: int, ids: torch.Tensor) -> tuple[float, float]
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "256 tokens of the embedded model, on a CPU", "no effect: nothing is judged")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="256 tokens of the embedded model, on a CPU")
     parser.add_argument("--model", help="a folder with config and tokenizer")
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--chunks", type=int, nargs="+", default=[1024, 4096, 16384], help="tokens of a forward pass")
@@ -80,7 +82,7 @@ def main() -> None:
         lines.append([f"`{how}`", *(f"{seconds:.2f} s, {gib:.1f} GiB" for seconds, gib in cells.values())])
         figures |= {f"{how} {name}": cell[0] for name, cell in cells.items()}
     print(table(["", f"plain, {chunks[0]:,}", *(f"fused, {chunk:,}" for chunk in chunks)], lines))
-    end(figures, [], options.check)
+    end(figures, [], check=False)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ measurements in --out are continued.
 """
 
 import argparse
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ import recorded as kept
 import torch
 from common import Interval, end, interval, parser_of, table
 from real_models import enter_data, fetched
-from real_tables import MISSING, PLAIN
+from real_tables import MISSING, NUMBERS, PLAIN
 from scipy.stats import t as student
 from smt_extend import said, times
 from torch import Tensor
@@ -64,7 +63,6 @@ PAGE = Path(__file__).with_suffix(".md")
 RECORDED = Path(__file__).with_suffix("")
 LONGER, THAN_YARN = "times the model's half-life", "times untrained YaRN's"
 LOST, MOST_LOST = "nats lost inside", 0.02
-LENGTHS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 COPIES = 0.25  # the least mean weight of a head that copies: half of what the weakest of the embedded model's has
 LAYERED = "truncated-layers-skip"  # with `unrotated`
 LEARNED = "temperature:scales={}"  # the folder of the model
@@ -293,9 +291,9 @@ def unrotated(size: Size) -> Iterator[None]:
         yield
 
 
-def base(size: Size) -> Path:
-    """Return the folder of the model that the recipes change."""
-    return Path(folder_of(DEMO)) if size.model == DEMO else gguf.converted(fetched(size.model))
+def folder_of_base(model: str) -> Path:
+    """Return the folder of the model that the recipes change: the embedded one, or that of a package."""
+    return Path(folder_of(DEMO)) if model == DEMO else gguf.converted(fetched(model))
 
 
 def trained(size: Size, name: str, seed: int, out: Path, steps: int) -> Path:
@@ -304,7 +302,7 @@ def trained(size: Size, name: str, seed: int, out: Path, steps: int) -> Path:
     overrides = [*size.common, *size.all_recipes[name][0], f"out='{folder}'", f"trainer.steps={steps}"]
     overrides += [f"trainer.seed={seed}"]
     if size.model != DEMO:
-        overrides += [f"model.name='{base(size)}'", "data.text='books-found'"]
+        overrides += [f"model.name='{folder_of_base(size.model)}'", "data.text='books-found'"]
     if not (folder / "training.json").exists():
         smt.train(
             read_config(CONFIGS / size.config, smt.SmtSettings, overrides),
@@ -428,16 +426,11 @@ def memory(size: Size) -> str:
                 line += [MISSING] * 4
                 continue
             curve = curve_of(size, name, part)
-            numbers = stats.summarise(curve)
             gap = interval((curve.copy - curve.control)[:, list(curve.lengths).index(size.at)])
-            line += [str(numbers.half_life), str(numbers.reach), str(numbers.span), said(gap, 3)]
+            line += [*lengths_of(curve), said(gap, 3)]
         beyond = np.array(list(nats_of(size, name, "beyond").values()))
         lines.append([*line, said(interval(beyond)) if len(beyond) else MISSING])
-    heads = [
-        f"{what}{apart}"
-        for apart in ("", ", shuffled")
-        for what in ("half-life", "reach", "span", f"gap at {size.at:,}")
-    ]
+    heads = [f"{what}{apart}" for apart in ("", ", shuffled") for what in (*NUMBERS.values(), f"gap at {size.at:,}")]
     return table(["", "seeds", *heads, f"nats to {size.target:,}"], lines)
 
 
@@ -468,10 +461,15 @@ def changes(size: Size) -> str:
     return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines)
 
 
+def untrained_in(size: Size, part: str) -> list[str]:
+    """Return the untrained methods that were measured in a part."""
+    return [how for how in dict.fromkeys((*size.untrained, *size.untrained_long)) if seeds(size, how, part)]
+
+
 def halves(size: Size, parts: Sequence[str] = ("natural", "shuffled")) -> str:
     """Return copy and control accuracy by length."""
     lines = {}
-    for name in (*(size.untrained_long if "long" in parts else size.untrained), *known(size, parts[0])):
+    for name in (*untrained_in(size, parts[0]), *known(size, parts[0])):
         for part in parts:
             for model, how in seeds(size, name, part):
                 (one,) = series(rows_of(size, model, part, how), {})
@@ -481,19 +479,18 @@ def halves(size: Size, parts: Sequence[str] = ("natural", "shuffled")) -> str:
 
 
 def nested(size: Size) -> str:
-    """Return memory lengths, and copy and control accuracy by length, where the whole text is predicted again."""
-    methods = dict.fromkeys((*size.untrained, *size.untrained_long))
-    names = [*(how for how in methods if seeds(size, how, "nested")), *known(size, "nested")]
-    lines, curve = [], curve_of(size, names[0], "nested")
-    for name in names:
+    """Return memory lengths where the whole text is predicted again."""
+    lines = []
+    for name in (*untrained_in(size, "nested"), *known(size, "nested")):
         curve = curve_of(size, name, "nested")
-        numbers = stats.summarise(curve)
-        halves = zip(stats.measured_mean(curve.copy), stats.measured_mean(curve.control), strict=True)
         count = str(len(seeds(size, name, "nested"))) if name in size.all_recipes else MISSING
-        lengths = (str(getattr(numbers, one)) for one in LENGTHS)
-        lines.append([f"`{name}`", count, *lengths, *(f"{copy:.2f} / {control:.2f}" for copy, control in halves)])
-    head = [f"copy / control at {length:,}" for length in curve.lengths]
-    return table([f"{len(curve.copy)} texts", "seeds", *LENGTHS.values(), *head], lines)
+        lines.append([f"`{name}`", count, str(len(curve.copy)), *lengths_of(curve)])
+    return table(["", "seeds", "texts", *NUMBERS.values()], lines)
+
+
+def lengths_of(curve: stats.MeasuredCurve) -> list[str]:
+    numbers = stats.summarise(curve)
+    return [str(getattr(numbers, name)) for name in NUMBERS]
 
 
 def long(size: Size) -> str:
@@ -501,16 +498,15 @@ def long(size: Size) -> str:
     names, lines = known(size, "long"), []
     for name in (*size.untrained_long, *names):
         curve = curve_of(size, name, "long")
-        numbers, texts = stats.summarise(curve), len(curve.copy)
         ratios = [times(curve, curve_of(size, other, "long"), what) for other, what in size.against_long]
         against = [
-            MISSING if name == other or ratio[0] == 0 else said(widened(ratio, texts, len(names)), 3)
+            MISSING if name == other or ratio[0] == 0 else said(widened(ratio, len(curve.copy), len(names)), 3)
             for (other, _), ratio in zip(size.against_long, ratios, strict=True)
         ]
         count = str(len(seeds(size, name, "long")) if name in names else MISSING)
-        lines.append([f"`{name}`", count, *(str(getattr(numbers, one)) for one in LENGTHS), *against])
+        lines.append([f"`{name}`", count, *lengths_of(curve), *against])
     against = [f"{what.replace('_', '-')}, times `{other}`" for other, what in size.against_long]
-    return table(["", "seeds", *LENGTHS.values(), *against], lines)
+    return table(["", "seeds", *NUMBERS.values(), *against], lines)
 
 
 def targets(size: Size) -> str:
@@ -543,7 +539,7 @@ def page() -> str:
 def draw() -> Iterator[Path]:
     """Draw the forgetting curves of SmolLM2 as it is, under untrained YaRN, and after recipes (seed 0)."""
     size = SIZES["smollm2"]
-    eight = [name for name in (*size.untrained_long, *size.longer) if not re.search("factor=16|131072", name)]
+    eight = (*size.untrained_long[:-1], *size.longer[:-1])  # without those by 16
     for part, picture, text, names in (
         ("shuffled", "smollm2_recipes", "shuffled books", ("full", *size.yarns, *known(size, "natural"))),
         ("long", "smollm2_long", "books", eight),
@@ -567,6 +563,7 @@ TABLES: dict[str, Callable[[Size], str]] = {
     "targets": targets,
     "halves": halves,
     "halves-long": partial(halves, parts=("long",)),
+    "halves-nested": partial(halves, parts=("nested",)),
     "halves-shuffled": partial(halves, parts=("shuffled",)),
 }
 
@@ -597,7 +594,7 @@ def main() -> None:
     place = "runs/memory_recipes" + "-quick" * options.quick
     out = (options.out or Path(place) / ("" if size.model == DEMO else size.model)).resolve()
     if options.heads:
-        print(copying_heads(load(base(size), dtype="float32", attention="eager")))
+        print(copying_heads(load(folder_of_base(size.model), dtype="float32", attention="eager")))
         return
     if options.record:
         print(f"{kept.record(out / 'measured', size.recorded):,} bytes")
@@ -614,7 +611,7 @@ def main() -> None:
             names, numbers = names[:1], numbers[:1]
         if not options.train:
             untrained = size.untrained_long if options.long else size.untrained
-            measured(size, base(size), "base", untrained, out, options)
+            measured(size, folder_of_base(size.model), "base", untrained, out, options)
         for seed in numbers:
             for name in names:
                 print(f"{name}, seed {seed}", flush=True)

@@ -30,8 +30,9 @@ import argparse
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from pathlib import Path
 from typing import Literal
 
@@ -39,13 +40,11 @@ import numpy as np
 import recorded as kept
 import torch
 from common import table
-from memory_recipes import DEMO_SIZE
-from real_models import fetched
+from memory_recipes import DEMO_SIZE, folder_of_base
 from smt_extend import RECIPES, TEXT, extended
 
 from farspan import LM, Row, load, measure
-from farspan.loading import gguf
-from farspan.loading.places import DEMO, folder_of
+from farspan.loading.places import DEMO
 from farspan.record import read_rows
 from farspan.report.cells import score_of
 from farspan.stats import holm, student_mean
@@ -53,7 +52,6 @@ from farspan.stats import holm, student_mean
 RECORDED = kept.BENCHMARKS / "untrained_memory"
 PAGE = RECORDED.with_suffix(".md")
 STEPS = 300  # of a recipe
-MEMORY_RECIPES = tuple(DEMO_SIZE.recipes)
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def members(size: Size, options: argparse.Namespace) -> Iterator[tuple[LM, str]]
     def loaded(folder: str | Path) -> LM:
         return load(folder, dtype=size.dtype, device=device)
 
-    base = loaded(folder_of(DEMO) if size.model == DEMO else gguf.converted(fetched(size.model)))
+    base = loaded(folder_of_base(size.model))
     for name, how in size.untrained.items():
         yield replace(base, name=name), how
     for given in options.models:
@@ -189,41 +187,37 @@ def measured(folder: Path, first: int = 0) -> dict[str, By]:
     return {recipe: averaged(list(each.values())) for recipe, each in seeds.items()}
 
 
+def difference(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[np.ndarray, str, float]:
+    """Return the means [2] over the texts that both have, the difference with its interval, and its p value."""
+    pairs = np.array([[one[text], other[text]] for text in one if text in other])
+    mean, low, high, chance = student_mean(pairs[:, 0] - pairs[:, 1])
+    return pairs.mean(0), f"{mean:+.3f} [{low:.3f}, {high:.3f}]", chance
+
+
 def compared(found: dict[str, By], one: str, other: str) -> str:
     """Return a table of one recipe minus another at every task, text and length that both have."""
     keys = [key for key in found[one] if key in found[other]]
-    lines, p = [], []
-    for key in keys:
-        pairs = np.array([[by[example] for by in (found[one][key], found[other][key])] for example in found[one][key]])
-        mean, low, high, chance = student_mean(pairs[:, 0] - pairs[:, 1])
-        p.append(None if np.isnan(chance) else chance)
-        means = [f"{value:.3f}" for value in pairs.mean(0)]
-        lines.append([key[0], key[1], f"{key[2]:,}", f"{len(pairs)}", *means, f"{mean:+.3f} [{low:.3f}, {high:.3f}]"])
-    ends = [[*line, "–" if each is None else f"{each:.2g}"] for line, each in zip(lines, holm(p), strict=True)]
-    return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], ends)
+    each = [difference(found[one][key], found[other][key]) for key in keys]
+    lines = []
+    for key, (means, said, _), p in zip(keys, each, holm([chance for *_, chance in each]), strict=True):
+        given = [key[0], key[1], f"{key[2]:,}", f"{len(found[one][key])}", *(f"{value:.3f}" for value in means)]
+        lines.append([*given, said, "–" if p is None else f"{p:.2g}"])
+    return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], lines)
 
 
 def overview(found: dict[str, By], recipes: Sequence[str], other: str) -> str:
     """Return a table of every recipe minus another on needles, on the texts that all have."""
     keys = [key for key in found[other] if key[0].startswith("needle")]
-    lines, p = [], list[float | None]()
-    for one in recipes:
-        cells = []
-        for key in keys:
-            common = sorted(set.intersection(*(set(found[name][key]) for name in (*recipes, other))))
-            pairs = np.array([[found[name][key][text] for name in (one, other)] for text in common])
-            mean, low, high, chance = student_mean(pairs[:, 0] - pairs[:, 1])
-            p.append(None if np.isnan(chance) else chance)
-            cells.append(f"{mean:+.3f} [{low:.3f}, {high:.3f}]")
-        lines.append([f"`{one}`", *cells])
-    corrected = iter(holm(p))
-    shown = [[line[0], *(marked(cell, next(corrected)) for cell in line[1:])] for line in lines]
-    return table([f"{len(common)} texts", *(f"{what.partition(' (')[0]}, {n:,}" for what, _, n in keys)], shown)
-
-
-def marked(cell: str, p: float | None) -> str:
-    """Return a cell in bold if it is significant."""
-    return f"**{cell}**" if p is not None and p < 0.05 else cell
+    texts = {key: set.intersection(*(set(found[name][key]) for name in (*recipes, other))) for key in keys}
+    each = []
+    for name, key in product(recipes, keys):
+        common = {text: found[name][key][text] for text in found[name][key] if text in texts[key]}
+        each.append(difference(common, found[other][key]))
+    significant = (p is not None and p < 0.05 for p in holm([chance for *_, chance in each]))
+    cells = iter(f"**{said}**" if strong else said for (_, said, _), strong in zip(each, significant, strict=True))
+    lines = [[f"`{name}`", *islice(cells, len(keys))] for name in recipes]
+    (number,) = {len(some) for some in texts.values()}
+    return table([f"{number} texts", *(f"{what.partition(' (')[0]}, {n:,}" for what, _, n in keys)], lines)
 
 
 def page() -> str:
@@ -234,7 +228,9 @@ def page() -> str:
         size, one, other, *first = name.split()
         found = measured(SIZES[size].recorded, *map(int, first))
         if one == "every":
-            return overview(found, [recipe for recipe in MEMORY_RECIPES if recipe in found and recipe != other], other)
+            return overview(
+                found, [recipe for recipe in DEMO_SIZE.recipes if recipe in found and recipe != other], other
+            )
         return compared(found, one, other)
 
     return kept.with_tables(PAGE.read_text(), made)
@@ -262,7 +258,7 @@ def main() -> None:
     if wrong := [given for given in options.models if not all(given.partition("=")[::2]) or "." in given.split("=")[0]]:
         parser.error(f"got {wrong[0]!r}, expected NAME=FOLDER or NAME=FOLDER,FOLDER, NAME without a dot")
     size = SIZES[options.size]
-    options.out = options.out or Path("runs") / "-".join(["untrained_memory", options.size])
+    options.out = options.out or Path(f"runs/untrained_memory-{options.size}")
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
     if options.record:

@@ -235,8 +235,7 @@ def _block(
 ) -> Float[Tensor, "batch heads groups some value_dim"]:
     """Attend with a block's queries to the keys in `near` and, with `far_query`, to the first keys."""
     here = torch.arange(call.start + block.start, call.start + block.stop, device=call.query.device)[:, None]
-    there = torch.arange(near.start, near.stop, device=here.device) + call.num_missing
-    first = shape.first_near(here)
+    there, first = call.key_positions(near), shape.first_near(here)
     scores = call.scores(call.query[..., block, :], call.key[:, :, near])
     scores = scores.masked_fill_((there > here) | (there < first), -torch.inf)
     values = call.value[:, :, near]
@@ -252,14 +251,13 @@ def _fused_block(
     call: Call, shape: SinkWindow, block: slice, near: slice, far_query: Tensor | None, first_keys: Tensor
 ) -> Float[Tensor, "batch heads groups some value_dim"]:
     """Return the same as `_block`, joined from parts; the part that all queries see needs no mask."""
-    device = call.query.device
-    here = torch.arange(call.start + block.start, call.start + block.stop, device=device)[:, None]
+    here = torch.arange(call.start + block.start, call.start + block.stop, device=call.query.device)[:, None]
     own = near.stop - (block.stop - block.start)  # the first key of the block itself
     all_see = min(max(shape.first_near(call.start + block.stop - 1) - call.num_missing, near.start), own)
     query = call.query[..., block, :].flatten(1, 2)
     part = partial(_fused_part, call)
     first = shape.first_near(here)
-    positions = torch.arange(own, near.stop, device=device) + call.num_missing
+    positions = call.key_positions(slice(own, near.stop))
     narrow = shape.first_near(call.start + block.stop - 1) - call.num_missing > own  # window narrower than the block
     hidden = (positions > here) | (positions < first) if narrow else None
     parts = [part(query, call.key[:, :, own : near.stop], slice(own, near.stop), hidden, causal=not narrow)]
@@ -267,11 +265,11 @@ def _fused_block(
         parts.append(part(query, call.key[:, :, all_see:own], slice(all_see, own)))
     if near.start < all_see:
         some = slice(near.start, all_see)
-        positions = torch.arange(some.start, some.stop, device=device) + call.num_missing
-        parts.append(part(query, call.key[:, :, some], some, positions < first))
+        parts.append(part(query, call.key[:, :, some], some, call.key_positions(some) < first))
     if far_query is not None:
         some = slice(0, first_keys.shape[2])
-        parts.append(part(far_query.flatten(1, 2), first_keys, some, torch.arange(some.stop, device=device) >= first))
+        sinks = torch.arange(some.stop, device=here.device)
+        parts.append(part(far_query.flatten(1, 2), first_keys, some, sinks >= first))
     return joined(parts).unflatten(1, call.query.shape[1:3])
 
 

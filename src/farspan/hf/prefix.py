@@ -1,8 +1,8 @@
 """SDPA of a chunk in two parts: over the tokens read before, and over the chunk itself.
 
 With a cache, transformers gives SDPA an explicit mask of all pairs. This repeats the keys of grouped queries, converts
-the mask in every layer, and computes the pairs that it hides. The two parts need no such mask: the first
-sees everything, and the second is causal. Their outputs are averaged, weighted by their sums of exponentials.
+the mask in every layer, and computes the pairs that it hides. The two parts need no such mask: the first sees
+everything, and the second is causal. Their outputs are averaged, weighted by their sums of exponentials.
 """
 
 import threading

@@ -138,8 +138,8 @@ def measure_cell(
     Args:
         lengths: in the task's unit, ascending.
         batch: repeats read together; default: what fits by estimate.
-        chunk: tokens of one forward; default: the reader's own. Both are halved when memory runs out, the chunk
-            first; an example that fails with both at their smallest gets a row with status "oom".
+        chunk: tokens of each text in one forward; default: `chunk_of`. Both are halved when memory runs out, the
+            chunk first; an example that fails with both at their smallest gets a row with status "oom".
         longest: called at the start and after each length of a batch; returns the largest length to measure. Longer
             ones get no row.
         mine: returns whether a repeat is measured at a length; default: every repeat at every length.
@@ -309,10 +309,10 @@ def _batches(
     return batches
 
 
-def chunk_of(reader: Reader, rows: int) -> int:
-    """Return the tokens of each row in one forward of so many texts: more than CHUNK only if few are read together, so
+def chunk_of(reader: Reader, texts: int) -> int:
+    """Return the tokens of each text in one forward of so many: more than CHUNK only if few are read together, so
     that activations need no more memory."""
-    return max(min(CHUNK, reader.chunk), reader.chunk // rows)
+    return max(min(CHUNK, reader.chunk), reader.chunk // texts)
 
 
 def within_positions(bound: Bound[Any], lm: LM, examples: Sequence[Example[Any]]) -> list[Example[Any]]:
@@ -350,4 +350,4 @@ def batch_that_fits(bound: Bound[Any], method: Method, lm: LM, examples: Sequenc
     longest = max(w.num_before + w.num_tokens for w in work)
     keys = max(key_bytes(method, lm, w, CHUNK) for w in work)
     free = lm.free_bytes - (0 if lm.has_weights else lm.num_bytes)  # a plan has not loaded the weights
-    return max(1, min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free * MEMORY_SHARE / max(1, keys))))
+    return max(1, min(TOKENS_AT_ONCE // max(1, min(longest, CHUNK)), int(free * MEMORY_SHARE / max(1, keys))))
