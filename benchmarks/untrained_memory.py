@@ -205,9 +205,9 @@ def compared(found: dict[str, By], one: str, other: str) -> str:
     return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], lines)
 
 
-def overview(found: dict[str, By], recipes: Sequence[str], other: str) -> str:
-    """Return a table of every recipe minus another on needles, on the texts that all have."""
-    keys = [key for key in found[other] if key[0].startswith("needle")]
+def overview(found: dict[str, By], recipes: Sequence[str], other: str, task: str) -> str:
+    """Return a table of every recipe minus another in a task, on the texts that all have."""
+    keys = [key for key in found[other] if key[0].startswith(task)]
     texts = {key: set.intersection(*(set(found[name][key]) for name in (*recipes, other))) for key in keys}
     each = []
     for name, key in product(recipes, keys):
@@ -217,21 +217,22 @@ def overview(found: dict[str, By], recipes: Sequence[str], other: str) -> str:
     cells = iter(f"**{said}**" if strong else said for (_, said, _), strong in zip(each, significant, strict=True))
     lines = [[f"`{name}`", *islice(cells, len(keys))] for name in recipes]
     (number,) = {len(some) for some in texts.values()}
-    return table([f"{number} texts", *(f"{what.partition(' (')[0]}, {n:,}" for what, _, n in keys)], lines)
+    several = len({label for _, label, _ in keys}) > 1
+    heads = (f"{what.partition(' (')[0]}, {label + ', ' if several else ''}{n:,}" for what, label, n in keys)
+    return table([f"{number} texts", *heads], lines)
 
 
 def page() -> str:
-    """Return the page with its tables, each named `SIZE ONE OTHER [FIRST TEXT]`, made again of the recorded rows.
-    `every` as ONE: all recipes of memory_recipes.py."""
+    """Return the page with its tables, made again of the recorded rows: each is named `SIZE ONE OTHER [FIRST TEXT]`, or
+    `SIZE every OTHER TASK` with all recipes of memory_recipes.py."""
 
     def made(name: str) -> str:
-        size, one, other, *first = name.split()
-        found = measured(SIZES[size].recorded, *map(int, first))
-        if one == "every":
-            return overview(
-                found, [recipe for recipe in DEMO_SIZE.recipes if recipe in found and recipe != other], other
-            )
-        return compared(found, one, other)
+        size, one, other, *more = name.split()
+        if one != "every":
+            return compared(measured(SIZES[size].recorded, *map(int, more)), one, other)
+        found = measured(SIZES[size].recorded)
+        recipes = [recipe for recipe in DEMO_SIZE.recipes if recipe in found and recipe != other]
+        return overview(found, recipes, other, *more)
 
     return kept.with_tables(PAGE.read_text(), made)
 

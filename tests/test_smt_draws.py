@@ -265,8 +265,8 @@ def test_the_share_of_rows_with_decoys() -> None:
         ("skip:repeat=1.5", "repeat = 1.5 of draw 'skip:repeat=1.5' is a share of the rows: at most 1"),
         ("skip:repeat=-0.5", "repeat = -0.5 of draw 'skip:repeat=-0.5' must be at least 0"),
         ("decoys:share=2", "share = 2.0 of draw 'decoys:share=2' is a share of the rows: at most 1"),
-        ("decoys:smallest=6", "spans of 6 to 128 tokens do not hold 4 shared ones"),
-        ("decoys:smallest=20,largest=10", "spans of 20 to 10 tokens"),
+        ("decoys:smallest=6", "got shared = 4, smallest = 6 and largest = 128"),
+        ("decoys:smallest=20,largest=10", "smallest = 20 and largest = 10"),
     ],
 )
 def test_an_unknown_draw_is_refused(text: str, message: str) -> None:

@@ -246,8 +246,8 @@ class Decoys:
     def __post_init__(self) -> None:
         if not 2 * self.shared <= self.smallest <= self.largest:
             raise ValueError(
-                f"spans of {self.smallest:,} to {self.largest:,} tokens do not hold {self.shared:,} shared ones in "
-                "their first half: expected 2 x shared <= smallest <= largest"
+                f"decoys: got shared = {self.shared:,}, smallest = {self.smallest:,} and largest = {self.largest:,}, "
+                "expected 2 x shared <= smallest <= largest"
             )
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
