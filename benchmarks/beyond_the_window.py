@@ -4,8 +4,8 @@
 
 Fixed targets: the last 128 tokens of each window of held-out text, after the 128 to 3,968 tokens before them.
 Every method and length scores the same tokens, so differences are taken target by target. The RoPE methods are set for
-the largest length, or by --factor; the windows fill the trained length. The script draws the picture of docs/methods.md from
-the rows. Last line: the figures as JSON.
+the largest length, or by --factor; the windows fill the trained length. The script draws the picture of docs/methods.md
+from the rows. Last line: the figures as JSON.
 """
 
 import argparse
