@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,6 +146,28 @@ def test_a_plan_counts_as_the_training_does_refuses_what_it_refuses_and_writes_n
         with pytest.raises(ValueError, match=re.escape(str(planned.value))):
             train(kind, settings(kind, changed))
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "lock"} == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_calibrated_plan_times_steps_and_writes_nothing(settings: Make, tmp_path: Path, kind: str) -> None:
+    lines: list[str] = []
+    how = settings(kind, "trainer.steps=5", *(["distill.stored=false"] * (kind == "distill")))
+    start = time.perf_counter()
+    KINDS[kind][1](how, TrainingWatch(notice=lines.append, plan=True, calibrate=True))
+    found = re.fullmatch(r"a step takes (.+) s here, 5 steps (.+) seconds; peak memory (.+) GiB", lines[-1])
+    assert found is not None, lines
+    step, every, memory = map(float, found.groups())
+    assert 0 < 2 * step < time.perf_counter() - start
+    assert every == pytest.approx(5 * step, abs=0.5 + 0.25 * step)  # both are rounded
+    assert memory > 0.1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_calibrated_plan_times_what_is_left_of_a_training(settings: Make) -> None:
+    train("lm", settings("lm"))
+    lines: list[str] = []
+    KINDS["lm"][1](settings("lm", "trainer.steps=8"), TrainingWatch(notice=lines.append, plan=True, calibrate=True))
+    assert ", 4 steps " in lines[-1]
 
 
 def test_a_plan_trains_a_tokenizer_for_its_counts_and_keeps_none(base: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`farspan train`: one command for each recipe."""
 
 import json
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,15 +13,29 @@ from farspan.cli.options import RUN, AsJson, one_line_errors, option
 from farspan.extras import optional_import
 from farspan.terminal import Terminal
 
-Config = Annotated[
-    Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan, as in the example below.")
-]
-Overrides = Annotated[
-    list[str] | None, option("Config", "Replace a value of the config. Repeatable.", "--set", metavar="TABLE.KEY=VALUE")
-]
-Plan = Annotated[bool, option(RUN, "Check model and text, print what a training would do; train nothing.", "--plan")]
 NO_CHECKPOINT = "no checkpoint was saved yet: the same command begins again"
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options of every recipe."""
+
+    config: Annotated[
+        Path,
+        typer.Argument(help="TOML file, or the name of a config that comes with farspan, as in the example below."),
+    ]
+    overrides: Annotated[
+        list[str] | None,
+        option("Config", "Replace a value of the config. Repeatable.", "--set", metavar="TABLE.KEY=VALUE"),
+    ] = None
+    plan: Annotated[
+        bool, option(RUN, "Check model and text, print what a training would do; train nothing.", "--plan")
+    ] = False
+    calibrate: Annotated[
+        bool, option(RUN, "With --plan: also time three steps, which are discarded.", "--calibrate")
+    ] = False
+    as_json: AsJson = False
 
 
 class Training(TyperCommand):
@@ -37,35 +52,35 @@ class Training(TyperCommand):
             Terminal().print_line(line)
 
 
-def train_lm(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
+def train_lm(given: Given) -> None:
     """Pre-train a small Llama and its tokenizer. Repeating the command continues a training that was stopped."""
-    _train("lm", config, overrides, plan, as_json, SIZE)
+    _train("lm", given, SIZE)
 
 
-def train_smt(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
+def train_smt(given: Given) -> None:
     """Extend a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
-    _train("smt", config, overrides, plan, as_json, "rows of {window:,} tokens, to {settings[lengths][target]:,}")
+    _train("smt", given, "rows of {window:,} tokens, to {settings[lengths][target]:,}")
 
 
-def train_mlm(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
+def train_mlm(given: Given) -> None:
     """Pre-train an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
-    _train("mlm", config, overrides, plan, as_json, SIZE)
+    _train("mlm", given, SIZE)
 
 
-def train_cepe(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
+def train_cepe(given: Given) -> None:
     """Train an encoder and cross-attention for a frozen decoder (CEPE), warm-up or main stage. Repeating the command
     continues one that was stopped."""
-    _train("cepe", config, overrides, plan, as_json, "{stage}, {tokens:,} tokens")
+    _train("cepe", given, "{stage}, {tokens:,} tokens")
 
 
-def train_distill(config: Config, overrides: Overrides = None, plan: Plan = False, as_json: AsJson = False) -> None:
+def train_distill(given: Given) -> None:
     """Train as the main stage of `cepe`, but from a teacher: the decoder itself, which reads all tokens in one window
     (CEPE-Distilled). Repeating the command continues one that was stopped. The example needs the encoder that
     `farspan train cepe cepe-warmup-demo` makes."""
-    _train("distill", config, overrides, plan, as_json, "distilled, {tokens:,} tokens")
+    _train("distill", given, "distilled, {tokens:,} tokens")
 
 
-def _train(recipe: str, config: Path, overrides: list[str] | None, plan: bool, as_json: bool, result: str) -> None:
+def _train(recipe: str, given: Given, result: str) -> None:
     """Run a training, and print its result in one line; or only its plan.
 
     Args:
@@ -73,31 +88,33 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, plan: bool, a
         result: a format string for the summary.
     """
     settings: Any = None
-    with one_line_errors(lambda: "" if plan else _kept(settings), out="--set out=FOLDER"):
+    with one_line_errors(lambda: "" if given.plan else _kept(settings), out="--set out=FOLDER"):
+        if given.calibrate and not given.plan:
+            raise ValueError("--calibrate belongs to --plan, which trains nothing: give both, or omit --calibrate")
         optional_import("accelerate", "train")  # first: without it, torch would be imported in vain
         from farspan.report.progress import Display
         from farspan.train.config import read_config, settings_of
         from farspan.train.engines import is_first_process
         from farspan.train.progress import TrainingWatch, loss_in_words
 
-        settings = read_config(config, settings_of(recipe), overrides or [])
-        console, lines = _console(as_json), list[str]()
+        settings = read_config(given.config, settings_of(recipe), given.overrides or [])
+        console, lines = _console(given.as_json), list[str]()
 
         def notice(line: str) -> None:
             lines.append(line)
             console.print_line(line)
 
         with Display(console) as display:
-            watch = TrainingWatch(display.start, display.step, notice, plan)
+            watch = TrainingWatch(display.start, display.step, notice, given.plan, given.calibrate)
             summary = import_module(f"farspan.train.{recipe}").train(settings, watch)
-        if plan:
+        if given.plan:
             summary = {"plan": lines}
         else:
             loss = loss_in_words(summary["loss"], summary["losses"], " nats per token")
             if summary.get("held_out_loss") is not None:
                 loss += f", held-out loss {summary['held_out_loss']:.3f} nats per token"
             console.print_line(f"{result.format(**summary)}, {loss}, {summary['seconds']:,} s: {settings.out}")
-        if as_json and is_first_process():
+        if given.as_json and is_first_process():
             print(json.dumps(summary))
 
 

@@ -282,6 +282,11 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
         watch.notice(
             f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}"
         )
+    if watch.calibrate and done < len(rows):
+        raise ValueError(
+            "--calibrate: the steps need the teacher's distributions, which are not stored yet; use --plan alone, or "
+            "--set distill.stored=false"
+        )
     if watch.plan:
         return taught
     with writing(folder):

@@ -22,6 +22,7 @@ class TrainingWatch:
     step: Callable[[int, int, str], None] = lambda done, total, state: None  # steps done, all steps, the last loss
     notice: Notice = lambda line: None  # a line for the user
     plan: bool = False  # check the training and describe it in notices: train and write nothing
+    calibrate: bool = False  # with `plan`: also time some steps, whose result is discarded
 
 
 class OnlyPlanned(BaseException):

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NoReturn, TypeVar
+from typing import Any, Concatenate, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -18,12 +18,12 @@ from farspan.callback import MeasuringCallback
 from farspan.lm import LM, load
 from farspan.loading.places import folder_of
 from farspan.measuring import trackers
-from farspan.report.export import counted
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, SETTINGS, Out, Settings, only_one_in, refuse_other_settings
 from farspan.train.interrupts import SavesWhenInterrupted
 from farspan.train.optimizer import OptimizerSettings, build, rates, warmup_and_decay
+from farspan.train.planning import end_plan, steps_in_words
 from farspan.train.progress import LogFile, Notice, OnlyPlanned, Steps, TrainingWatch, parts_of
 from farspan.train.schedule import Schedule
 
@@ -95,7 +95,7 @@ def training(train: Train[S]) -> Train[S]:
 
     The decorator first locks the folder, checks the settings that need no model, and sets the random seed. `watch` is
     called in the first process only. With `watch.plan` everything is checked as for the training, `watch.notice` gets
-    lines that describe it, nothing is trained or written, and {} is returned.
+    lines that describe it, nothing is kept or written, and {} is returned.
 
     Raises, when the training is called:
         ValueError: another process trains in the folder, or as `refuse_impossible`.
@@ -114,7 +114,7 @@ def training(train: Train[S]) -> Train[S]:
             refuse_impossible(how, settings.optimizer)
             set_seed(settings.trainer.seed)
             with suppress(OnlyPlanned):
-                return train(settings, watch if first else replace(NOBODY, plan=watch.plan))
+                return train(settings, watch if first else replace(NOBODY, plan=watch.plan, calibrate=watch.calibrate))
             return {}
 
     return begun
@@ -256,14 +256,15 @@ def run(
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
     interrupts = SavesWhenInterrupted(watch.notice)
+    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), interrupts]
     use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
-        args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None),
+        args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None, plan=watch.plan),
         train_dataset=rows,
         eval_dataset=held_out,
-        callbacks=[LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), interrupts],
+        callbacks=[] if watch.plan else reports,
         optimizer_and_schedule=build(model, settings.optimizer, how.steps),
         **options,
     )
@@ -272,49 +273,39 @@ def run(
     text = rows.corpus if finished is None else None  # nothing of it is read any more
     checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, text, base, continues=bool(checkpoint), plan=watch.plan)
     read = _read(len(rows), row, how)
+    trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
-        for callback in callbacks:
-            callback.prepare(model, trainer.processing_class)
-        _end_plan(watch.notice, how, read, row, checkpoint, finished=finished is not None)
+        line = steps_in_words(how, read, row, checkpoint, finished=finished is not None)
+        end_plan(trainer, callbacks, watch, line, how.steps - before.global_step)
     if finished is not None:
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
-        trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
         with interrupts.active():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    state = engines.whole_state(model) if engines.sharded(model) else None
     parameters = sum(p.numel() for p in model.parameters())
+    whole = _unsharded(model, again)
     if trainer.is_world_process_zero():
-        if state is not None:
-            model = _with_state(again(), state)
         if use_cache is not None:
-            model.config.use_cache = use_cache
+            whole.config.use_cache = use_cache
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
-            save(model, dtype, new)
+            save(whole, dtype, new)
     return {"parameters": parameters} | read | _results(trainer.state, how)
 
 
-def _with_state(model: Any, state: dict[str, torch.Tensor]) -> Any:
+def _unsharded(model: Any, again: Callable[[], Any]) -> Any:
+    """Return the model, in the first process with all its weights. All processes must call this."""
+    if not engines.sharded(model):
+        return model
+    state = engines.whole_state(model)
+    if not engines.is_first_process():
+        return model
     assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
-    model.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
-    return model
-
-
-def _end_plan(
-    notice: Notice, how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None, *, finished: bool
-) -> NoReturn:
-    """Call `notice` with a line about the steps of a planned training; raise OnlyPlanned."""
-    line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"
-    if row is not None:
-        line += f" of {row:,} tokens: {how.rows_per_step * row:,} tokens a step, {read['tokens']:,} in all"
-    if checkpoint is not None:
-        ended = f"is finished ({checkpoint.name}): nothing would be trained"
-        line += f"; the training {ended if finished else f'continues from {checkpoint.name}'}"
-    notice(line)
-    raise OnlyPlanned
+    whole = again()
+    whole.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
+    return whole
 
 
 def _results(state: TrainerState, how: RunSettings) -> dict[str, Any]:
@@ -361,8 +352,8 @@ def _read(rows: int, row: int | None, how: RunSettings) -> dict[str, int]:
     return {"rows": count} | ({} if row is None else {"tokens": count * row})
 
 
-def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool) -> TrainingArguments:
-    """Return the Trainer's arguments."""
+def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool, plan: bool) -> TrainingArguments:
+    """Return the Trainer's arguments; in a plan, those of a training that reports and saves nothing."""
     how = settings.trainer
     arguments: dict[str, Any] = {
         "output_dir": str(Path(settings.out) / CHECKPOINTS),
@@ -379,7 +370,7 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool)
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would replace a loss of NaN by the mean of the others
         "save_steps": how.save_every,
-        "report_to": list(how.report_to),
+        "report_to": [] if plan else list(how.report_to),
         "dataloader_num_workers": how.workers,
         "dataloader_pin_memory": torch.cuda.is_available(),
         "remove_unused_columns": False,

@@ -1,0 +1,71 @@
+"""What the plan of a training prints: its steps, and their time."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from transformers import TrainerCallback
+
+from farspan.callback import MeasuringCallback
+from farspan.hf.device import peak_bytes, wait
+from farspan.report.export import counted
+from farspan.train.progress import OnlyPlanned, TrainingWatch
+
+if TYPE_CHECKING:
+    from farspan.train.trainer import RunSettings
+
+STEPS = 3  # that run; the first is not timed, as it also prepares kernels and the optimizer's states
+
+
+class StepTimes(TrainerCallback):
+    """Record when each step ends, and stop the training after STEPS."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.peak_bytes = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        wait(args.device)
+        self.ends.append(time.perf_counter())
+        self.peak_bytes = peak_bytes(args.device)
+        control.should_training_stop |= len(self.ends) == STEPS
+        control.should_save = control.should_evaluate = False
+
+    def in_words(self, steps: int) -> str:
+        """Return the seconds of a step, those of `steps`, and the peak memory, as text."""
+        if len(self.ends) < 2:
+            return "a training of one step is not timed"
+        each = (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
+        whole = each * steps
+        size, unit = (3600, "hours") if whole > 7200 else (60, "minutes") if whole > 120 else (1, "seconds")
+        shown = f"{whole / size:.{size > 1:d}f} {unit}"
+        return f"a step takes {each:.2g} s here, {steps:,} steps {shown}; peak memory {self.peak_bytes / 2**30:.2f} GiB"
+
+
+def steps_in_words(
+    how: "RunSettings", read: dict[str, int], row: int | None, checkpoint: Path | None, *, finished: bool
+) -> str:
+    """Return the steps of a training as text, with their tokens if all rows have `row`, and where it continues."""
+    line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"
+    if row is not None:
+        line += f" of {row:,} tokens: {how.rows_per_step * row:,} tokens a step, {read['tokens']:,} in all"
+    if checkpoint is not None:
+        ended = f"is finished ({checkpoint.name}): nothing would be trained"
+        line += f"; the training {ended if finished else f'continues from {checkpoint.name}'}"
+    return line
+
+
+def end_plan(
+    trainer: Any, callbacks: Sequence[MeasuringCallback], watch: TrainingWatch, line: str, left: int
+) -> NoReturn:
+    """Report a line about a planned training, and, if requested, the time of its steps that are left; raise
+    OnlyPlanned."""
+    for callback in callbacks:
+        callback.prepare(trainer.model, trainer.processing_class)
+    watch.notice(line)
+    if watch.calibrate and left:
+        trainer.add_callback(times := StepTimes())
+        trainer.train()
+        watch.notice(times.in_words(left))
+    raise OnlyPlanned
