@@ -308,6 +308,11 @@ def test_costs_of_another_machine_are_not_compared(baseline: Path) -> None:
     found = compare(before, replace(before, header=before.header | {"sessions": [session]}))
     assert not [one for one in found.changes if one.kind == "cost"]
     assert any("threads (1 and 99)" in line for line in found.remarks)
+    # nor are those of a run that was opened again here: its rows do not say where they were measured
+    again = before.header | {"sessions": [session, before.header["sessions"][-1]]}
+    found = compare(replace(before, header=again), before)
+    assert not [one for one in found.changes if one.kind == "cost"]
+    assert any("threads (99 and 1)" in line for line in found.remarks)
 
 
 def test_numbers_are_not_folded_at_80_columns(baseline: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -685,6 +685,18 @@ def test_the_page_begins_with_which_model_remembers_longest(tmp_path: Path, alon
     assert plain(sentence) in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.parametrize("later", [0.3, 0.9])  # B falls below half, or does not: half-lives or spans are compared
+def test_a_curve_that_ended_early_can_be_the_longest(tmp_path: Path, later: float) -> None:
+    lengths = {100: 0.9, 200: 0.9, 400: later}
+    ended = [row(n, r, 1.0 - 0.004 * r, model="org/large") for r in range(4) for n in (100, 200)]
+    whole = [row(n, r, v - 0.004 * r) for r in range(4) for n, v in lengths.items()]
+    shown = page(tmp_path / "out", run(tmp_path / "a", whole), run(tmp_path / "b", ended))
+    unknown = (
+        f"Which has the longest {'span' if later > 0.5 else 'half-life'} is not known: it can be large, measured only"
+    )
+    assert any(text.startswith(f"{unknown} up to 200 tokens.") for text in shown.texts)
+
+
 def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> None:
     alike = [row(n, r, v - 0.05 * (r % 2), model="org/large") for r in range(4) for n, v in CURVE.items()]
     shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", alike))

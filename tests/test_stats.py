@@ -591,6 +591,21 @@ def test_a_control_far_above_the_others_is_found_contaminated() -> None:
     assert found.contaminated == [{"length": 100, "repeat": 4, "control": 0.60}]
 
 
+def test_a_contaminated_window_has_the_number_of_its_repeat_where_the_first_repeats_are_missing() -> None:
+    some = [
+        replace(one, repeat=one.repeat + 4) for one in rows(np.ones((3, 1)), np.array([[0.2], [0.2], [0.9]]), (100,))
+    ]
+    for one in some:
+        one.scores["control_repeat"] += 4
+    found = stats.summarise(stats.curve(some), bootstraps=0)
+    assert found.contaminated == [{"length": 100, "repeat": 6, "control": 0.9}]
+
+
+def test_a_fit_that_equals_the_level_to_the_end_crosses_where_it_falls_to_it() -> None:
+    half = summary((0.99, 0.46, 0.54), 0.0, lengths=(256, 512, 1024)).half_life  # the fit is 0.99, 0.5, 0.5
+    assert (half.value, half.censored) == (pytest.approx(512), False)
+
+
 def test_a_control_that_guesses_nearly_everything_is_found_contaminated() -> None:
     assert summary(1.0, (0.2, 0.9, 0.2, 0.2), repeats=1).contaminated == [{"length": 200, "repeat": 0, "control": 0.9}]
 

@@ -22,6 +22,7 @@ COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "cont
 SERVER = ("requests", "prompt_tokens", "cached_share")
 NOT_RECORDED = ("run", "name", "cost_failed", "cost_reason")  # fields that only tables need
 SLICED = "curve"  # task of the rows whose depths are slices of one text
+REPEATED = (SLICED, "passkey")  # tasks that ask for the same text or number at each depth
 ROUNDING = 5e-4  # difference of scores (nats, shares): reading a model in two ways gives less, but in all examples
 NOT_SHOWN = "not shown"  # the verdict where no difference from the baseline is
 UNCORRECTED = "intervals are not corrected for the number of comparisons: p can be above 0.05 beside one without 0"
@@ -258,13 +259,14 @@ def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float
 
 def independent(scores: Iterable[tuple[Hashable, float]], entry: Mapping[str, Any]) -> np.ndarray:
     """Return the scores that intervals and tests take as independent. Depths of a forgetting curve, and of recall, are
-    slices of one text: their scores are averaged. Other tasks ask a question of its own at each depth.
+    slices of one text, and those of a passkey have one number: their scores are averaged. Other tasks ask a question of
+    its own at each depth.
 
     Args:
         scores: each with its example.
         entry: of `settings.tasks`.
     """
-    if entry["task"] != SLICED:
+    if entry["task"] not in REPEATED:
         return np.array([score for _, score in scores])
     found: dict[Hashable, list[float]] = {}
     for example, score in scores:

@@ -140,16 +140,15 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
                 found += _quality(one, other, group, tolerances, lacking)
     lacking += [f"{spec} {how} is not compared: the baseline has no rows" for spec, how in theirs]
     about: list[dict[str, Any]] = [next(iter(source.header["models"].values()), {}) for source in (baseline, now)]
-    sessions: list[dict[str, Any]] = [
-        source.header["sessions"][-1] if source.header["sessions"] else {} for source in (baseline, now)
-    ]
+    # rows do not say in which session they were measured
+    sessions: list[dict[str, Any]] = [one for source in (baseline, now) for one in source.header["sessions"]]
     numerics = [(name, about[0].get(name), about[1].get(name)) for name in NUMERICS]
-    machine = [(name, sessions[0].get(name), sessions[1].get(name)) for name in MACHINE]
-    machine += [("device", about[0].get("device"), about[1].get("device")), *numerics]
+    machine = {name: {str(one.get(name)): None for one in sessions} for name in MACHINE}  # values, in order
+    machine |= {name: {str(one.get(name)): None for one in about} for name in ("device", *NUMERICS)}
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
-    elif different := [f"{name} ({a} and {b})" for name, a, b in machine if a != b]:
-        remarks.append(f"cost is not compared: the runs differ in {', '.join(different)}")
+    elif different := [f"{name} ({' and '.join(values)})" for name, values in machine.items() if len(values) > 1]:
+        remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
         found += _costs(baseline, now, log1p(tolerances["cost"]))
     remarks += [

@@ -81,6 +81,11 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
     others = [one for one in shown if size(one) < size(best)]
     if len(shown) == 1:
         return f"The {spoken(name)} of {best.name} is {value}."
+    last = best.measured.lengths[-1]
+    if ended := [one for one in others if tokens(one).censored and one.measured.lengths[-1] < last]:
+        at = min(one.measured.lengths[-1] for one in ended)
+        which = f"{_named([one.name for one in ended])}, measured only up to {at:,} tokens"
+        return f"Which has the longest {spoken(name)} is not known: it can be {which}."
     found = {one.curves[1]: one for one in group_differences([best, *others]) if one.name == name}
     corrected = holm([one.p for one in found.values()])
     p = {which: p for which, p in zip(found, corrected, strict=True) if p is not None}

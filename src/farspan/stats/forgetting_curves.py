@@ -33,6 +33,7 @@ class MeasuredCurve:
     failures: dict[int, str]  # length -> status of the rows that failed there
     context: Int[np.ndarray, "lengths"]  # tokens of the whole context
     targets: np.ndarray  # str [repeats, lengths]: the target of each copy and control; empty if no row names it
+    numbers: tuple[int, ...] = ()  # of the repeats, in the rows; default 0, 1, …
 
     @property
     def measured(self) -> np.ndarray:
@@ -61,6 +62,7 @@ class Map:
     copy: Float[np.ndarray, "repeats lengths depths"]  # NaN where a row failed
     control: Float[np.ndarray, "repeats lengths depths"]
     targets: np.ndarray  # str [repeats, lengths]
+    numbers: tuple[int, ...]  # of the repeats, in the rows
 
     @property
     def memory_index(self) -> Float[np.ndarray, "lengths depths"]:
@@ -87,9 +89,8 @@ def curve(rows: Iterable[Row]) -> MeasuredCurve:
         if row.status == "ok":
             column = columns[row.length]
             scored[column], context[column] = row.scores["scored"], row.scores["context"]
-    return MeasuredCurve(
-        cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets
-    )
+    halves = cells.copy[:, :, 0], cells.control[:, :, 0]
+    return MeasuredCurve(cells.lengths, scored, *halves, failures, context, cells.targets, cells.numbers)
 
 
 def memory_map(rows: Iterable[Row]) -> Map:
@@ -178,7 +179,7 @@ def _cells(rows: Sequence[Row]) -> Map:
     both = np.isfinite(copy) & np.isfinite(control)
     alone = ~both & both.any(0)
     copy[alone], control[alone] = np.nan, np.nan
-    return Map(np.array(list(lengths)), np.array(list(depths)), distance, copy, control, targets)
+    return Map(np.array(list(lengths)), np.array(list(depths)), distance, copy, control, targets, tuple(repeats))
 
 
 def label(settings: dict[str, Any], *, whole: bool = False) -> str:
@@ -278,26 +279,20 @@ def repeats_near(curve: MeasuredCurve, length: float) -> int:
     return max(2, int(repeats_at(curve)[max(after - 1, 0) : after + 1].min()))
 
 
-def contaminated_windows(curve: MeasuredCurve) -> list[dict[str, Any]]:
-    """Return the windows that a model guesses nearly whole, or far better than the others: boilerplate, or memorised
-    text."""
-    found = []
-    for column, length in enumerate(curve.lengths):
-        values = curve.control[:, column]
+def contaminated_windows(curve: MeasuredCurve) -> Bool[np.ndarray, "repeats lengths"]:
+    """Return a mask of the windows that a model guesses nearly whole, or far better than the others: boilerplate, or
+    memorised text."""
+    found = np.zeros(curve.control.shape, bool)
+    for column, values in enumerate(curve.control.T):
         middle = np.nanmedian(values)
         spread = np.nanmedian(np.abs(values - middle))
-        for repeat, value in enumerate(values):
-            far = max(CONTAMINATED_MADS * 1.4826 * spread, CONTAMINATED_LEAST)
-            out_of_line = len(values) > 2 and spread > 0 and value - middle > far
-            if value > CONTAMINATED_CONTROL or out_of_line:
-                found.append({"length": int(length), "repeat": repeat, "control": float(value)})
+        far = max(CONTAMINATED_MADS * 1.4826 * spread, CONTAMINATED_LEAST)
+        out_of_line = values - middle > far if len(values) > 2 and spread > 0 else False
+        found[:, column] = (values > CONTAMINATED_CONTROL) | out_of_line
     return found
 
 
-def without_windows(curve: MeasuredCurve, windows: Sequence[dict[str, Any]]) -> MeasuredCurve:
-    copy, control = curve.copy.copy(), curve.control.copy()
-    for window in windows:
-        column = int(np.flatnonzero(curve.lengths == window["length"])[0])
-        copy[window["repeat"], column] = control[window["repeat"], column] = np.nan
+def without_windows(curve: MeasuredCurve, windows: Bool[np.ndarray, "repeats lengths"]) -> MeasuredCurve:
+    copy, control = (np.where(windows, np.nan, half) for half in (curve.copy, curve.control))
     clean = replace(curve, copy=copy, control=control)
     return clean.kept(clean.measured)

@@ -96,7 +96,8 @@ def crossings(
     warm = (at[:-1] >= (values > level).argmax(1)[:, None]) if warm_up else np.ones(values.shape, bool)
     sums = np.zeros((2, len(values), len(at)))  # of weight · (value - level) and of weight, before each length
     np.cumsum([warm * weights * (values - level), warm * weights], axis=2, out=sums[:, :, 1:])
-    end = sums[0].argmax(1)  # lengths up to the crossing
+    most = sums[0].max(1, keepdims=True) - 1e-12 * weights.sum()  # of sums that differ by rounding, the first
+    end = (sums[0] >= most).argmax(1)  # lengths up to the crossing
     result = np.concatenate([[0], lengths])[end].astype(float)
     inside = np.flatnonzero((end > 0) & (end < len(lengths)))
     excess, weight = sums[:, inside] - sums[:, inside, end[inside]][:, :, None]

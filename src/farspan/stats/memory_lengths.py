@@ -157,8 +157,9 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
         reason = "; ".join(part for part in (reason, unsure[tested[name]]) if part)
         return replace(found, low=0.0, high=found.value, interval_censored=found.censored, reason=reason)
 
-    contaminated = contaminated_windows(measured)
-    clean = without_windows(measured, contaminated)
+    windows = contaminated_windows(measured)
+    clean = without_windows(measured, windows)
+    numbers = measured.numbers or range(len(windows))
     G, m = gap(measured), memory_index(measured)
     judged = is_judged(measured)
     (steep, steep_over), (flat, flat_over) = (_cliff_end(measured, m, level) for level in (0.9, 0.1))
@@ -173,8 +174,15 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
         gap_area=length("gap_area"),
         cliff=None if steep_over or flat_over or not steep or not flat else flat - steep,
         nonmonotone=float(max(0.0, np.max(m[judged] - isotonic(m[judged], repeats_at(measured)[judged])))),
-        contaminated=contaminated,
-        without_contaminated=headline(clean) if contaminated and clean.measured.any() else {},
+        contaminated=[
+            {
+                "length": int(measured.lengths[column]),
+                "repeat": numbers[row],
+                "control": float(measured.control[row, column]),
+            }
+            for column, row in np.argwhere(windows.T)
+        ],
+        without_contaminated=headline(clean) if windows.any() and clean.measured.any() else {},
         repeats=whole_repeats(measured),
         failed=curve.failures,
     )
