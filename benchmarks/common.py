@@ -3,10 +3,13 @@
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
@@ -43,6 +46,23 @@ def small_llama(vocabulary: int = 32_000, **config: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **(shape | config))).eval()
 
 
+def small_lm(vocabulary: int, **config: Any) -> Any:
+    """The same, as `farspan.load` returns a model, with a letter a token."""
+    from farspan.lm import wrap
+
+    return wrap(small_llama(vocabulary, **config), Letters(vocabulary), "benchmark")
+
+
+def rows_of(task: Any, lm: Any, **what: Any) -> list[Any]:
+    """The rows of a task under `full`, by `measure_cell`, in a run that is not kept."""
+    from farspan.measuring.loop import measure_cell
+    from farspan.methods import method
+    from farspan.record import Run
+
+    with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
+        return measure_cell(task, method("full"), lm, run, **what)
+
+
 def random_text(vocabulary: int, length: int) -> Any:
     """One document of that many random tokens."""
     import numpy as np
@@ -61,6 +81,14 @@ def least(run: Callable[[], Any], times: int) -> float:
         run()
         seconds.append(time.process_time() - started)
     return min(seconds)
+
+
+def cpu_of(command: Sequence[str], **options: Any) -> float:
+    """Run a process, with the options of `subprocess.run`, and return its CPU seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, **options)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def mebibytes(peak: Any) -> float:
@@ -121,6 +149,15 @@ def missed(claims: Mapping[str, tuple[float, float]]) -> list[str]:
         print(f"{'holds' if holds else 'MISSED'}: {said}")
         found += [] if holds else [said]
     return found
+
+
+def outside(figures: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Return a line for each figure that is not within its bounds, the least and the most that it may be."""
+    return [
+        f"{name} = {figures[name]:.3g}, allowed {least:g} to {most:g}"
+        for name, (least, most) in bounds.items()
+        if not least <= figures[name] <= most
+    ]
 
 
 def end(figures: Mapping[str, Any], missed: Sequence[str], check: bool) -> None:

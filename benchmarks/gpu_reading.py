@@ -11,7 +11,7 @@ and, under `full`, with transformers' mask of all pairs. --quick runs a few toke
 import argparse
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import torch
@@ -30,14 +30,10 @@ USERS = (attend, prefix, remap, ape)  # the modules that ask whether torch's fus
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    patches = [patch.object(module, "takes", lambda *tensors: False) for module in USERS]
-    for one in patches:
-        one.start()
-    try:
+    with ExitStack() as patches:
+        for module in USERS:
+            patches.enter_context(patch.object(module, "takes", lambda *tensors: False))
         yield
-    finally:
-        for one in patches:
-            one.stop()
 
 
 def read(lm: LM, how: str, chunk: int, ids: torch.Tensor) -> tuple[float, float]:

@@ -56,7 +56,6 @@ SHOWN = ("half_life", "reach")
 FACTOR = 1.5
 PARTS = ("perplexity", "all", "natural", "shuffled")  # of what is measured of a model with one memory
 EMBEDDED = "embedded"
-HALVES = ("copy", "control")
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,8 @@ def rows_of(folder: Path, model: str, part: str, memory: int) -> list[Row]:
 
 def by_text(rows: Sequence[Row]) -> np.ndarray:
     """Return nats [texts, spans]."""
-    values = {(row.repeat, row.length): row.scores["nats"] for row in rows}
-    repeats, lengths = (sorted({key[i] for key in values}) for i in (0, 1))
-    return np.array([[values[repeat, length] for length in lengths] for repeat in repeats])
+    (one,) = perplexities(rows)
+    return one.values("nats")
 
 
 def over_all(rows: Sequence[Row]) -> np.ndarray:
@@ -139,9 +137,14 @@ def over_all(rows: Sequence[Row]) -> np.ndarray:
     return running_mean(one, "nats")[:, np.searchsorted(one.ends, SPANS)]
 
 
-def gain(before: Read, after: Read, span: int = -1) -> Interval:
-    """Return the nats per token by which the second is better, over texts."""
-    return interval((before.nats - after.nats)[:, :, span].mean(0))
+def mean_halves(curves: Sequence[stats.MeasuredCurve]) -> list[np.ndarray]:
+    """Return copy and control by length, means over texts and seeds."""
+    return [np.mean([stats.measured_mean(getattr(one, half)) for one in curves], 0) for half in ("copy", "control")]
+
+
+def gain(before: Read, after: Read) -> Interval:
+    """Return the nats per token by which the second is better at the last span, over texts."""
+    return interval((before.nats - after.nats)[:, :, -1].mean(0))
 
 
 def fall(nats: np.ndarray) -> Interval:
@@ -209,10 +212,7 @@ def memory_table(found: Mapping[str, Read]) -> str:
     for name, one in found.items():
         for text, of in (("natural", one.natural), ("shuffled", one.shuffled)):
             at = np.searchsorted(of[0].lengths, shown)
-            copy, control = (
-                np.mean([stats.measured_mean(getattr(curve, half)) for curve in of], 0)[at]
-                for half in ("copy", "control")
-            )
+            copy, control = (means[at] for means in mean_halves(of))
             cells = [f"{c:.2f} / {m:.2f}" for c, m in zip(copy, control, strict=True)]
             numbers = [", ".join(f"{stats.headline(curve)[what][0]:.0f}" for curve in of) for what in SHOWN]
             lines.append([name, text, *cells, *numbers])
@@ -260,7 +260,7 @@ def draw(found: Mapping[str, Read], file: Path) -> None:
         nats.append(Line(label, SPANS, one.nats.mean((0, 1)), index))
         nats.append(Line("", SPANS, one.means.mean((0, 1)), index, style="dotted"))
         for lines, of in ((natural, one.natural), (shuffled, one.shuffled)):
-            copy, control = (np.mean([stats.measured_mean(getattr(one, half)) for one in of], 0) for half in HALVES)
+            copy, control = mean_halves(of)
             lines += [Line(label, of[0].lengths, copy, index), Line("", of[0].lengths, control, index, style="dotted")]
     size: dict[str, Any] = {"num_members": len(found)}
     panels = [

@@ -12,7 +12,6 @@ resume or report take 60 CPU seconds or more, or where resume measured a row aga
 """
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import end, least, parser_of
+from common import cpu_of, end, least, parser_of
 
 BOUND = 60.0  # CPU seconds
 MIDDLE = 0.4  # of the longest length: where half of what cannot be guessed is recalled
@@ -57,10 +56,7 @@ def write_text(path: Path, tokens: int, seed: int) -> str:
 
 def seconds(*command: str) -> float:
     """CPU seconds of a process; what it prints goes to stderr."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr, stderr=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu_of([sys.executable, *command], stdout=sys.stderr, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:

@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import end, parser_of
-from scipy.stats import t as student
+from common import end, interval, parser_of
 
 from farspan import load, measure
 from farspan.files import write
@@ -113,9 +112,8 @@ def main() -> None:
         "best": found.best.number,
     }
     for how in methods[1:]:
-        extra = nats[how] - nats["full"]
-        half = student.ppf(0.975, len(extra) - 1) * extra.std(ddof=1) / len(extra) ** 0.5
-        print(f"{how}: nats inside the window {extra.mean():+.4f} ± {half:.4f} to the model's own RoPE")
+        mean, low, high = interval(nats[how] - nats["full"])
+        print(f"{how}: nats inside the window {mean:+.4f} ± {(high - low) / 2:.4f} to the model's own RoPE")
     for how in others:
         print_differences(how, curves[how], curves[searched])
     judged = print_differences(yarn, curves[yarn], curves[searched])

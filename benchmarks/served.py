@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import end
+from common import end, outside
 from real_models import fetched
 
 import farspan
@@ -188,12 +188,7 @@ def main() -> None:
         bounds |= {"accuracy of a row, largest difference": (0, 0), "noise, nats": (0.0, 0.001)}
     if options.engine == "llama-server":
         bounds |= {"cached": (0.9, 1.0), "time": (0.0, 3.0)}
-    missed = [
-        f"{name} = {figures[name]:.2f}, allowed {low} to {high}"
-        for name, (low, high) in bounds.items()
-        if not low <= figures[name] <= high
-    ]
-    end(figures, missed, options.check)
+    end(figures, outside(figures, bounds), options.check)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,13 @@ mean and also more than the longest repeat, or where two shards take more than 2
 """
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from common import end, parser_of
+from common import cpu_of, end, parser_of
 
 SHAPES = (  # layers, hidden size, heads, key-value heads, feed-forward size, vocabulary
     *((30, 576, 9, 3, 1536, 49_152), (24, 896, 14, 2, 4864, 151_936), (22, 2048, 32, 4, 5632, 32_000)),
@@ -95,12 +94,9 @@ def dealing(quick: bool) -> dict[str, float]:
 
 def seconds(*command: str) -> float:
     """CPU seconds of a command on one thread."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-m", "farspan", *command]
-    subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu_of(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
 
 
 def overhead(quick: bool) -> dict[str, float]:

@@ -32,7 +32,7 @@ def draw(full: PerplexityMember, topk: Sequence[PerplexityMember], ks: Sequence[
     """Draw perplexity and accuracy over K, a line for each length, and dotted what full attention gives."""
     perplexity, share = list[Line](), list[Line]()
     for at, length in enumerate(full.lengths):
-        nats, accuracy = (np.stack([values[:, at] for values in found], 1) for found in _both(topk))
+        nats, accuracy = (np.stack([one.values(of)[:, at] for one in topk], 1) for of in ("nats", "accuracy"))
         for lines, middle, ends, whole in (
             (
                 perplexity,
@@ -51,10 +51,6 @@ def draw(full: PerplexityMember, topk: Sequence[PerplexityMember], ks: Sequence[
     right = Figure("Accuracy", x, "accuracy (share of tokens that are the likeliest)", share, note=about, **look)
     _, svg = draw_grid([[left, right]], path.parent, path.stem, title, size=(5.5, 4.8))
     svg.unlink()
-
-
-def _both(found: Sequence[PerplexityMember]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [one.values("nats") for one in found], [one.values("accuracy") for one in found]
 
 
 def main() -> None:
