@@ -108,11 +108,7 @@ class AttentionMember(Member):
 
 def series(rows: Iterable[Row]) -> list[AttentionMember]:
     """Return the attention of each model and method among the rows, with names for one table or picture."""
-    return _members(renamed(groups_of_rows(rows, "attention", AttentionMember)))
-
-
-def _members(members: Iterable[Member]) -> list[AttentionMember]:
-    return [one for one in members if isinstance(one, AttentionMember)]
+    return renamed(groups_of_rows(rows, "attention", AttentionMember), AttentionMember)
 
 
 def unpacked(text: str) -> np.ndarray:
@@ -133,7 +129,7 @@ class AttentionReport(TaskReport):
     @cached_property
     def members(self) -> list[AttentionMember]:
         """All members, with names for one table or picture."""
-        return _members(renamed(self.groups))
+        return renamed(self.groups, AttentionMember)
 
     def print(self, console: Terminal) -> None:
         """Print a table for each member: shares with their 95 % interval by length, means over layers and heads; and
@@ -194,7 +190,8 @@ class AttentionReport(TaskReport):
         return {"attention": about}
 
     def section(self, group: Group, number: int) -> dict[str, Any]:
-        last = [(index, (one, one.at[-1])) for index, one in enumerate(_members(group.members)) if one.at]
+        every = enumerate(group.members)
+        last = [(index, (one, one.at[-1])) for index, one in every if isinstance(one, AttentionMember) and one.at]
         headings = {"distance": "Share of the nearest keys", "rank": "Share of the heaviest keys, each head's own"}
         key = "Solid: all keys. Dashed: without the first tokens of the text (sinks)."
         figures = [

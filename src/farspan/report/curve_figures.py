@@ -7,7 +7,7 @@ import numpy as np
 
 from farspan import stats
 from farspan.report.curves import CurveMember, Point
-from farspan.report.export import counted, with_interval
+from farspan.report.export import counted, ranged
 from farspan.report.figure import Area, Failed, Figure, Heat, Line, Rule, Style, sample_size
 from farspan.report.figures import depth_map, depth_names
 
@@ -160,8 +160,3 @@ def _text(one: CurveMember, point: Point) -> list[str]:
 def why_missing(point: Point) -> str:
     """Return the statuses of the rows of a point that was not measured, without their counts."""
     return ", ".join(part.partition(" ")[2] for part in str(point["status"]).split("; "))
-
-
-def ranged(point: Point, name: str) -> str:
-    """Return copy, control or memory index of a point with its interval."""
-    return with_interval(point[name], point[f"{name}_low"], point[f"{name}_high"])

@@ -16,7 +16,7 @@ from farspan.report.contrasts import (
     robustness_lines,
     text_tests,
 )
-from farspan.report.curve_figures import curve_figure, index_figure, map_figure, ranged, recall_figure, why_missing
+from farspan.report.curve_figures import curve_figure, index_figure, map_figure, recall_figure, why_missing
 from farspan.report.curves import (
     HEADLINE,
     CurveMember,
@@ -28,7 +28,7 @@ from farspan.report.curves import (
     trained_length_filled,
     verdict,
 )
-from farspan.report.export import WHOSE, CsvTable, number, p_value, whose
+from farspan.report.export import WHOSE, CsvTable, number, p_value, ranged, whose
 from farspan.report.figure import Figure, Heat, sample_size
 from farspan.report.figures import depth_names
 from farspan.report.interactive import place
@@ -88,7 +88,7 @@ class CurveReport(TaskReport):
     @cached_property
     def curves(self) -> list[CurveMember]:
         """All curves, with names for one table."""
-        return curves_of(renamed(self.groups))
+        return curves_of(renamed(self.groups, CurveMember))
 
     @cached_property
     def drawn(self) -> list[CurveMember]:

@@ -115,7 +115,7 @@ def curves_of(members: Iterable[Member]) -> list[CurveMember]:
 
 def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list[CurveMember]:
     """Return the curves among the rows, with names for one table or picture. `models`: as run.json records them."""
-    return curves_of(renamed(groups_of_rows(rows, "curve", CurveMember, models)))
+    return curves_of(renamed(groups_of_rows(rows, "curve", CurveMember, models), CurveMember))
 
 
 def verdict(one: CurveMember) -> str:

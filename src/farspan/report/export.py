@@ -148,6 +148,11 @@ def with_interval(value: float | None, low: float | None, high: float | None, si
     return f"{number(value, sign)} {bounds(low, high, lambda end: number(end, sign))}".strip()
 
 
+def ranged(point: Mapping[str, Any], name: str) -> str:
+    """Write a number of a point with its interval, `name`_low to `name`_high."""
+    return with_interval(point[name], point[f"{name}_low"], point[f"{name}_high"])
+
+
 def quality_of(cell: Cell) -> str:
     """Write the quality of a cell with its interval, where there is one."""
     value = "" if cell.value is None else written_as(cell)(cell.value)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from farspan.record import Row
-from farspan.report.export import WHOSE, CsvTable, number, numbers, statuses, three_digits, whose, with_interval
+from farspan.report.export import WHOSE, CsvTable, number, numbers, ranged, statuses, three_digits, whose
 from farspan.report.figure import Figure, Line
 from farspan.report.interactive import place
 from farspan.report.runs import Group, Member, groups_of_rows, renamed
@@ -90,12 +90,7 @@ class PerplexityMember(Member):
 
 def series(rows: Iterable[Row]) -> list[PerplexityMember]:
     """Return the perplexities among the rows, with names for one table or picture."""
-    return _members(renamed(groups_of_rows(rows, "perplexity", PerplexityMember)))
-
-
-def _members(members: Iterable[Member]) -> list[PerplexityMember]:
-    """Return the members that have rows."""
-    return [one for one in members if isinstance(one, PerplexityMember) and one.rows]
+    return renamed(groups_of_rows(rows, "perplexity", PerplexityMember), PerplexityMember)
 
 
 def as_data(found: Sequence[PerplexityMember]) -> list[dict[str, Any]]:
@@ -124,7 +119,7 @@ class PerplexityReport(TaskReport):
     @cached_property
     def members(self) -> list[PerplexityMember]:
         """All perplexities, with names for one table."""
-        return _members(renamed(self.groups))
+        return renamed(self.groups, PerplexityMember)
 
     def print(self, console: Terminal) -> None:
         """Print a table for each member: nats per token with their 95 % interval, perplexity, accuracy and gain by
@@ -168,7 +163,8 @@ class PerplexityReport(TaskReport):
     def csv_tables(self) -> dict[str, CsvTable]:
         """Return perplexity.csv, a line per run, model, method, targets and text, and length; and positions.csv, a line
         per range of positions in the longest text, for members that scored every token."""
-        found = [one for group in self.groups for one in _members(group.members)]
+        every = [one for group in self.groups for one in group.members]
+        found = [one for one in every if isinstance(one, PerplexityMember) and one.rows]
         tables = {"perplexity.csv": CsvTable(PERPLEXITY_COLUMNS, [line for one in found for line in _lines(one)])}
         positions = [
             whose(one) | {"length": one.ends[-1], "n": len(one.by_bucket("nats"))} | point
@@ -188,12 +184,8 @@ def _lines(one: PerplexityMember) -> Iterator[dict[str, Any]]:
 
 def _line(where: str, point: Point) -> list[str]:
     """Return nats with their interval, perplexity, accuracy, and the gain where it is known."""
-    cells = [where, _mean(point, "nats"), three_digits(float(np.exp(point["nats"]))), number(point["accuracy"])]
-    return [*cells, _mean(point, "gain")] if "gain" in point else cells
-
-
-def _mean(point: Point, name: str) -> str:
-    return with_interval(point[name], point[f"{name}_low"], point[f"{name}_high"])
+    cells = [where, ranged(point, "nats"), three_digits(float(np.exp(point["nats"]))), number(point["accuracy"])]
+    return [*cells, ranged(point, "gain")] if "gain" in point else cells
 
 
 def _by_length(members: Sequence[tuple[int, PerplexityMember]], what: str, axis: str) -> Figure:
@@ -204,7 +196,7 @@ def _by_length(members: Sequence[tuple[int, PerplexityMember]], what: str, axis:
     """
     lines = []
     for index, one in members:
-        texts = [[one.name, f"length {point['length']:,}", f"{what} {_mean(point, what)}"] for point in one.by_length]
+        texts = [[one.name, f"length {point['length']:,}", f"{what} {ranged(point, what)}"] for point in one.by_length]
         lines.append(Line.of(one.name, one.by_length, "length", what, index, texts, kind=what))
     ticks = sorted({length for _, one in members for length in one.lengths})
     return Figure("", "length (tokens)", axis, lines, log_x=True, ticks=ticks, num_members=len(members))
@@ -218,7 +210,7 @@ def _by_position(members: Sequence[tuple[int, PerplexityMember]]) -> Figure:
             [
                 one.name,
                 f"positions {point['begin']:,} to {point['end'] - 1:,} of {one.ends[-1]:,}",
-                f"nats per token {_mean(point, 'nats')}",
+                f"nats per token {ranged(point, 'nats')}",
                 f"perplexity {three_digits(float(np.exp(point['nats'])))}",
                 f"accuracy {point['accuracy']:.3f}",
             ]

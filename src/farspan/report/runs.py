@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -107,6 +107,9 @@ class Member:
         for row in self.good:
             values[repeats[row.repeat], lengths[row.length]] = row.scores[score]
         return values
+
+
+M = TypeVar("M", bound=Member)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,9 +278,9 @@ def _whole(group: Group) -> str:
     return named(settings, whole=True) if named and named(settings) == group.title else group.title
 
 
-def renamed(groups: Sequence[Group]) -> list[Member]:
-    """Return the members of some groups that have rows, with names for one table or picture."""
-    members = [one for group in groups for one in group.members if one.rows]
+def renamed(groups: Sequence[Group], kind: type[M]) -> list[M]:
+    """Return the members of some groups that have rows and are of a class, with names for one table or picture."""
+    members = [one for group in groups for one in group.members if isinstance(one, kind) and one.rows]
     names = names_of([(one.model, one.method, one.what) for one in members])
     return [replace(one, name=name) for one, name in zip(members, names, strict=True)]
 
