@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from farspan.train.draws import Drawn, FullLength, Pose, RandomPositions, Spans, SparseMemory, Uniform, draw_named
-from farspan.train.smt import draw, levels
+from farspan.train.draws import (
+    Drawn,
+    FullLength,
+    Pose,
+    RandomPositions,
+    Spans,
+    SparseMemory,
+    Uniform,
+    draw,
+    draw_named,
+    levels,
+)
 
 from tiny import refused
 

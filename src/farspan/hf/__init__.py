@@ -1,3 +1,4 @@
+# ruff: noqa: F401  (the names are for `from farspan import hf`)
 """All access to transformers' internals: caches, attention, RoPE, the output head, masks, limits."""
 
 from farspan.hf.attention import CustomAttention, attention_names, replaced_attention
@@ -26,44 +27,3 @@ from farspan.hf.rotary import (
 )
 from farspan.hf.scope import Scope, alone, check_scope
 from farspan.hf.stream import Stream
-
-__all__ = [
-    "CustomAttention",
-    "Scope",
-    "Stream",
-    "alone",
-    "attention_layers",
-    "attention_names",
-    "bytes_here",
-    "causal_mask",
-    "check_divides",
-    "check_scope",
-    "checkpoint_activations",
-    "decoder_of",
-    "first_not_finite",
-    "flops",
-    "free_bytes",
-    "gapped_mask",
-    "has_instructions",
-    "head_at",
-    "heads_of",
-    "input_device",
-    "key_bytes_per_token",
-    "least",
-    "length_dependent_rope",
-    "logits",
-    "num_parts",
-    "plain_hidden",
-    "plain_rope",
-    "position_limit",
-    "refuse_divided",
-    "replaced_attention",
-    "rope",
-    "rope_frequencies",
-    "rope_precision",
-    "rotary_modules",
-    "set_rope",
-    "sliding_windows",
-    "watch_attention",
-    "watched_decoder",
-]

@@ -20,7 +20,7 @@ PRICES = {
 DECADE = 10  # costs further apart are drawn on a logarithmic axis
 
 
-def quality_figure(found: Sequence[Cell], title: str, trained: Mapping[int, float] | None = None) -> Figure:
+def quality_figure(found: Sequence[Cell], title: str, trained: Mapping[int, float]) -> Figure:
     """Return the quality of one task over length, a line with its intervals for each member. For perplexity, the mean
     nats are drawn, with perplexity on the right.
 
@@ -51,7 +51,7 @@ def quality_figure(found: Sequence[Cell], title: str, trained: Mapping[int, floa
         y="nats per token" if exp else found[0].quality,
         lines=lines,
         failed=failed,
-        rules=[Rule(f"context = {tokens:,} (trained)", x=at) for tokens, at in sorted((trained or {}).items())],
+        rules=[Rule(f"context = {tokens:,} (trained)", x=at) for tokens, at in sorted(trained.items())],
         log_x=unit == "tokens",
         ticks=lengths,
         exp=found[0].quality if exp else "",

@@ -32,7 +32,7 @@ from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import read_corpus
 from farspan.train.config import BEGUN, Settings
-from farspan.train.draws import Recurrences, draw, draw_named, levels
+from farspan.train.draws import Recurrences, draw_named
 from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings
@@ -52,8 +52,6 @@ from farspan.train.trainer import (
 )
 from farspan.train.watching import WatchedSettings, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
-
-__all__ = ["SmtSettings", "draw", "levels", "train"]
 
 
 class SmtModelSettings(Settings):
