@@ -524,8 +524,8 @@ def test_the_rows_of_one_model_and_method_are_found_without_the_others(tmp_path:
         run.append(replace(row(0), status="oom"))
         run.append(replace(row(0), method="sinks"))
         run.append(row(0))
-        assert run.of("tiny", "full") == [row(0)]
-        assert run.of("tiny", "other") == []
+        assert run.of("tiny", "full", row(0).measurement) == [row(0)]
+        assert run.of("tiny", "other", row(0).measurement) == []
 
 
 def test_rows_of_another_version_of_a_task_are_refused_with_both_versions(tmp_path: Path) -> None:

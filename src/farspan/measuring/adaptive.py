@@ -241,8 +241,7 @@ class _Rounds:
 
     @property
     def rows(self) -> list[Row]:
-        measurement = self.task.measurement
-        return [row for row in self.run.of(self.lm.name, str(self.method)) if row.measurement == measurement]
+        return self.run.of(self.lm.name, str(self.method), self.task.measurement)
 
     def curve(self, lengths: set[int], repeats: int) -> stats.MeasuredCurve:
         """Return the curve at these lengths, of the first repeats only."""

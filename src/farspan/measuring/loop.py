@@ -62,8 +62,8 @@ class Ledger:
     @property
     def rows(self) -> list[Row]:
         """All wanted rows of these examples, from this and earlier sessions."""
-        mine = (row for row in self.run.of(self.lm.name, str(self.method)) if row.measurement == self._measurement)
-        return [row for row in mine if row.place in self._wanted]
+        rows = self.run.of(self.lm.name, str(self.method), self._measurement)
+        return [row for row in rows if row.place in self._wanted]
 
     def missing(self, example: Example[Any]) -> tuple[int, ...]:
         """Return the lengths at which a wanted row of the example is missing."""

@@ -167,9 +167,8 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
 
 def _unmeasured(run: Run, lm: LM, how: Method, one: Setup) -> list[int]:
     """Return the lengths at which not all repeats have rows; an error can come after others were measured."""
-    cell = lm.name, str(how), one.bound.measurement
-    rows = (row for row in run.rows if (row.model, row.method, row.measurement) == cell and not row.of_all)
-    measured = Counter(length for length, _ in {(row.length, row.repeat) for row in rows})
+    rows = run.of(lm.name, str(how), one.bound.measurement)
+    measured = Counter(length for length, _ in {(row.length, row.repeat) for row in rows if not row.of_all})
     return [n for n in one.lengths or (one.longest,) if measured[n] < (one.repeats or DEFAULT_REPEATS)]
 
 

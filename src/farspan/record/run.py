@@ -59,7 +59,7 @@ class Run:
         self._lock = lock
         self._made = made  # files and folders that did not exist before, the innermost first
         self._session = len(header["sessions"]) - 1
-        self._latest: dict[tuple[str, str], dict[tuple[Any, ...], Row]] = {}
+        self._latest: dict[tuple[str, str, str], dict[tuple[Any, ...], Row]] = {}
         self.know(rows)
 
     @classmethod
@@ -133,9 +133,9 @@ class Run:
             lambda header: header.update(models={name: one for name, one in header["models"].items() if name in known})
         )
 
-    def of(self, model: str, method: str) -> list[Row]:
-        """Return the last row of each measurement of one model under one method."""
-        return list(self._latest.get((model, method), {}).values())
+    def of(self, model: str, method: str, measurement: str) -> list[Row]:
+        """Return the last row at each place of one measurement of one model under one method."""
+        return list(self._latest.get((model, method, measurement), {}).values())
 
     def add_model(self, identity: dict[str, Any], order: Sequence[str] = ()) -> None:
         """Record a model, or check that it is the model that the run started with.
@@ -202,7 +202,7 @@ class Run:
 
     def _keep(self, row: Row) -> None:
         self.rows.append(row)
-        self._latest.setdefault((row.model, row.method), {})[row.key] = row
+        self._latest.setdefault((row.model, row.method, row.measurement), {})[row.key] = row
 
     def _change_header(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change run.json as it is now: other shards may have changed it since."""

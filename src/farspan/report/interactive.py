@@ -11,18 +11,7 @@ import numpy as np
 
 from farspan.report import figure
 from farspan.report.export import csv_link, figure_table
-from farspan.report.figure import (
-    FEW_TICKS,
-    INTERVALS,
-    MARKED,
-    RECALL,
-    Failed,
-    Figure,
-    Heat,
-    Line,
-    Rule,
-    log_numbers,
-)
+from farspan.report.figure import FEW_TICKS, INTERVALS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule, log_numbers
 
 DARK = {"#000000": "#777777"}  # the colour that is invisible on a dark page
 NEUTRAL = "#8a8a8a"
