@@ -248,10 +248,8 @@ def load_items(name: str, data: str) -> list[Item]:
         if of != name:
             raise ValueError(f"{table.name} holds rows of {of!r}, not of {name!r}: give the file of that set")
         rest = after.replace("{input}", text_of(row[question], f"{where} {question!r}"))
-        document, references = (
-            text_of(row[context], f"{where} {context!r}"),
-            texts_of(row[answers], f"{where} {answers!r}"),
-        )
+        document = text_of(row[context], f"{where} {context!r}")
+        references = texts_of(row[answers], f"{where} {answers!r}")
         named = texts_of(row[classes] or [], f"{where} {classes!r}")
         items.append(Item(str(row[id_]), before, document, rest, tuple(references), tuple(named)))
     return items
