@@ -27,7 +27,7 @@ from farspan.report.page import write_report
 from farspan.report.sections import contents
 from farspan.report.tables import WINS, print_comparison, write_comparison
 from farspan.report.terminal import Results
-from farspan.tasks import Quality, task
+from farspan.tasks import task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve
 from farspan.terminal import Terminal
@@ -632,13 +632,6 @@ def test_wrong_input_is_one_line(arguments: list[str], said: str, folder: Path) 
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_tasks_are_written_as_they_are_parsed() -> None:
-    for text in ("perplexity:targets=last,target_tokens=7", "curve:protocol=probe,warmup=3,scored=5"):
-        assert str(task(text)) == text
-        assert isinstance(task(text).quality, Quality)
-        assert task(text).lengths([512])[-1] <= 1024
 
 
 def test_default_lengths_leave_the_targets_context(lm: LM, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import BaseMemory
 from farspan.tasks import task
-from farspan.tasks.icl import SCORINGS, BoundIcl, Icl, predictions
+from farspan.tasks.icl import SCORINGS, BoundIcl, predictions
 from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_own, load_set
 from farspan.text import hub, tables
 
@@ -538,16 +538,6 @@ def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path
     write_own(tmp_path, ".jsonl", asked="train")
     with pytest.raises(ValueError, match=r"no file test or validation that ends in .*it holds \['train.jsonl'\]"):
         load_own(str(tmp_path), "utterance", "intent")
-
-
-def test_a_question_prints_as_it_parses() -> None:
-    own = "icl:data=a/b,text=words,label=kind"
-    for text in ("icl:set=mr", "icl:set=trec_fine,data=a/b,scoring=both", "icl:set=mr,head=0", own):
-        assert str(task(text)) == text
-    question = task("icl:set=mr")
-    assert isinstance(question, Icl)
-    assert question.lengths([512]) == (2, 20, 40)
-    assert question.quality.score == "accuracy"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from farspan.lm import LM
 from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering
-from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
+from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, load_items
 from farspan.tasks.perplexity import BoundPerplexity
 from farspan.text import corpora
 
@@ -169,15 +169,3 @@ def test_an_empty_reference_is_counted_and_not_asked(lm: LM, tmp_path: Path) -> 
 def test_without_data_the_way_to_it_is_named(view: str, lm: LM) -> None:
     with pytest.raises(ValueError, match=r"needs data: .*data\.zip of THUDM/LongBench"):
         task(f"longbench:set=qasper,view={view}").on(lm, "")
-
-
-def test_a_question_prints_as_it_parses() -> None:
-    text = "longbench:set=lcc,view=answers,data=a/b,truncate=middle,new_tokens=8"
-    question = task(text)
-    assert isinstance(question, LongBench)
-    assert str(question) == text
-    assert question.lengths([512, 4096]) == (512, 4096)
-    assert question.quality.name == "edit similarity"
-    paper = task("longbench:set=lcc")
-    assert paper.quality.exp
-    assert paper.lengths([4096]) == (512, 1024, 2048, 4096, 8192)

@@ -213,12 +213,6 @@ def test_without_data_the_hubs_data_set_is_read_and_named_if_it_is_not_there(lm:
         task("longbench2").on(lm, "")
 
 
-def test_a_task_prints_as_it_parses() -> None:
-    text = "longbench2:ask=generated,data=a/b,difficulty=hard,size=long,truncate=middle,new_tokens=8"
-    assert str(task(text)) == text
-    assert task(text).lengths([512, 4096]) == (512, 4096)
-
-
 @pytest.fixture
 def place(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -263,18 +263,6 @@ def test_the_short_context_is_an_eighth_of_the_shortest_length_at_most_1_024(
     assert LongPPL("all").resolved(given, trained).target_tokens is None
 
 
-def test_default_lengths_are_the_trained_ones_and_their_doubles() -> None:
-    assert LongPPL().lengths((512,)) == (512, 1024)
-    assert LongPPL().lengths((512, 2048)) == (512, 1024, 2048, 4096)
-    assert LongPPL(short=1024).lengths((512,)) == (4096,)
-
-
-def test_a_task_prints_as_it_parses() -> None:
-    for text in ("longppl:targets=fixed", "longppl:targets=last,target_tokens=30,short=4096,block=1024,alpha=1"):
-        assert str(task(text)) == text
-    assert str(task("longppl").resolved(None, (512,))) == "longppl:targets=fixed,target_tokens=64,short=64,block=64"
-
-
 @pytest.mark.parametrize(
     ("text", "lengths", "said"),
     [

@@ -18,7 +18,7 @@ from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import read_rows
-from farspan.tasks import mentions, task
+from farspan.tasks import mentions
 from farspan.tasks.mentions import BoundMentions, MentionText, Word, kind_of, words_of
 from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import load
@@ -289,13 +289,6 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(
 
 
 # settings and the command
-
-
-def test_default_lengths_hold_the_distance() -> None:
-    assert task("mentions").lengths((512,)) == (2048,)
-    assert task("mentions").lengths((2048,)) == (2048, 4096)
-    assert task("mentions:distance=100,target_tokens=28").lengths((128, 512)) == (256, 512, 1024)
-    assert str(task("mentions:distance=100")) == "mentions:distance=100,target_tokens=1024"
 
 
 def test_lengths_that_do_not_hold_the_distance_and_texts_without_mentions_are_refused(

@@ -448,15 +448,6 @@ def test_an_answer_that_merges_with_the_comma_is_refused() -> None:
 # everywhere
 
 
-def test_a_spec_is_written_as_it_is_read() -> None:
-    assert str(task("needle")) == "needle:kind=single,ask=forced"
-    spec = "needle:kind=tracking,ask=generated,depths=0+0.5,together=false,hops=2,new_tokens=30"
-    assert str(task(spec)) == spec
-    assert task("needle").lengths([8192]) == (2048, 4096, 8192, 16384)
-    assert task("needle").lengths([512]) == (512, 1024)
-    assert task("needle:kind=tracking").lengths([512]) == (1024,)
-
-
 @pytest.mark.parametrize("engine", ["vLLM", "llama-server"])
 @pytest.mark.parametrize("ask", ["forced", "generated"])
 def test_a_served_model_has_the_same_answers(engine: str, ask: str, lm: LM, text: str, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.record import Row, read_examples
 from farspan.report.cells import cells
-from farspan.tasks import task
 from farspan.tasks.ralm import BoundRalm, Ralm
 from farspan.text.corpora import load
 from farspan.text.retrieval import build
@@ -284,11 +283,6 @@ def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
     assert (three.low, three.high) == pytest.approx((np.exp(np.mean(nats) - half), np.exp(np.mean(nats) + half)))
     assert (none.length, one.length, three.n, three.statuses) == (0, 1, 3, {})
     assert three.details == {"accuracy": pytest.approx(np.mean([r.scores["accuracy"] for r in rows if r.length == 3]))}
-
-
-def test_settings_are_written_as_they_are_parsed() -> None:
-    for text in ("ralm:index=/a/b", "ralm:index=x,window=512,query=64,weights=retriever"):
-        assert str(task(text)) == text
 
 
 def test_the_command_measures_plans_and_goes_on(documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,46 @@ REFUSED = [  # those of needles are in test_needle
     ("zeroscrolls:set=qmsum,new_tokens=0", "new_tokens = 0; at least 1"),
     ("zeroscrolls", "needs set"),
 ]
+WRITTEN = [
+    "curve:protocol=probe,warmup=3,scored=5",
+    "icl:set=mr",
+    "icl:set=trec_fine,data=a/b,scoring=both",
+    "icl:set=mr,head=0",
+    "icl:data=a/b,text=words,label=kind",
+    "longbench:set=lcc,view=answers,data=a/b,truncate=middle,new_tokens=8",
+    "longbench2:ask=generated,data=a/b,difficulty=hard,size=long,truncate=middle,new_tokens=8",
+    "longppl:targets=fixed",
+    "longppl:targets=last,target_tokens=30,short=4096,block=1024,alpha=1",
+    "mentions:distance=100,target_tokens=1024",
+    "needle:kind=single,ask=forced",
+    "needle:kind=tracking,ask=generated,depths=0+0.5,together=false,hops=2,new_tokens=30",
+    "perplexity:targets=last,target_tokens=7",
+    "ralm:index=/a/b",
+    "ralm:index=x,window=512,query=64,weights=retriever",
+    "zeroscrolls:set=qmsum,data=a/b,truncate=end,new_tokens=64",
+]
+DEFAULT_LENGTHS = [  # for these trained lengths
+    ("icl:set=mr", (512,), (2, 20, 40)),
+    ("longbench:set=lcc,view=answers", (512, 4096), (512, 4096)),
+    ("longbench:set=lcc", (4096,), (512, 1024, 2048, 4096, 8192)),
+    ("longbench2", (512, 4096), (512, 4096)),
+    ("longppl", (512,), (512, 1024)),
+    ("longppl", (512, 2048), (512, 1024, 2048, 4096)),
+    ("longppl:short=1024", (512,), (4096,)),
+    ("mentions", (512,), (2048,)),
+    ("mentions", (2048,), (2048, 4096)),
+    ("mentions:distance=100,target_tokens=28", (128, 512), (256, 512, 1024)),
+    ("needle", (8192,), (2048, 4096, 8192, 16384)),
+    ("needle", (512,), (512, 1024)),
+    ("needle:kind=tracking", (512,), (1024,)),
+    ("zeroscrolls:set=qmsum", (2048, 512, 2048), (512, 2048)),
+]
+QUALITIES = [
+    ("icl:set=mr", "accuracy"),
+    ("longbench:set=lcc,view=answers", "edit similarity"),
+    ("longbench:set=lcc", "perplexity"),
+    ("zeroscrolls:set=qmsum", "ROUGE-L"),
+]
 
 
 def values_of(name: str, hint: Any) -> Any:
@@ -133,6 +173,21 @@ def test_what_is_parsed_is_written_so_that_it_is_parsed_to_the_same(name: str) -
 def test_a_task_has_one_name(one: Any, text: str) -> None:
     assert str(one) == text
     assert task(text) == one
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_a_task_is_written_as_it_is_parsed(text: str) -> None:
+    assert str(task(text)) == text
+
+
+@pytest.mark.parametrize(("text", "trained", "lengths"), DEFAULT_LENGTHS)
+def test_default_lengths_follow_the_trained_ones(text: str, trained: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+    assert task(text).lengths(trained) == lengths
+
+
+@pytest.mark.parametrize(("text", "name"), QUALITIES)
+def test_a_quality_has_the_name_of_its_score(text: str, name: str) -> None:
+    assert task(text).quality.name == name
 
 
 @pytest.mark.parametrize(("text", "said"), REFUSED)

@@ -16,7 +16,7 @@ from farspan.methods import method
 from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering, Item
 from farspan.tasks.prompts import line_ends, pieces
-from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, ZeroScrolls, load_items
+from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, load_items
 
 import tiny
 from cepe_models import tiny_cepe
@@ -384,15 +384,6 @@ def test_rows_that_are_not_the_sets_are_refused(name: str, rows: list[Any], prob
 def test_too_few_examples_are_refused(lm: LM) -> None:
     with pytest.raises(ValueError, match="qasper has 4 examples; 5 are needed"):
         made().examples(lm, (300,), 5, 0)
-
-
-def test_a_question_prints_as_it_parses() -> None:
-    text = "zeroscrolls:set=qmsum,data=a/b,truncate=end,new_tokens=64"
-    question = task(text)
-    assert isinstance(question, ZeroScrolls)
-    assert str(question) == text
-    assert question.lengths([2048, 512, 2048]) == (512, 2048)
-    assert question.quality.name == "ROUGE-L"
 
 
 def test_real_meetings_are_answered(shared_data: Path, tmp_path: Path) -> None:
