@@ -17,11 +17,6 @@ from tiny import measured, tiny_model
 LENGTHS = (300, 420)
 
 
-@pytest.fixture
-def lm(tokenizer: PreTrainedTokenizerFast) -> LM:
-    return wrap(tiny_model(), tokenizer, "tiny")
-
-
 def test_the_prompt_has_its_length_and_hides_the_number_at_its_depth(lm: LM) -> None:
     for example in BoundPasskey(depths=3).examples(lm, LENGTHS, 3, 0):
         prompt = example.payload

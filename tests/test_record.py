@@ -2,13 +2,10 @@
 
 import json
 import re
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,6 +14,8 @@ import pytest
 from farspan.record import Row, Run, default_folder, latest, read_examples, read_header, read_rows
 from farspan.record.run import _alike
 from farspan.schema import FORM, check_row
+
+from tiny import files_no_larger_than
 
 SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
 IDENTITY = {"name": "tiny", "dtype": "float32", "fingerprint": "abc"}
@@ -64,17 +63,6 @@ def made(folder: Path, count: int = 3) -> Path:
         for repeat in range(count):
             run.append(row(repeat))
     return folder / "rows.jsonl"
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """A disk that is full once a file has `size` bytes: the write that reaches it is cut short, the next fails."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_what_is_appended_is_read_again(tmp_path: Path) -> None:

@@ -25,9 +25,19 @@ DOG = "The quick brown dog jumps on the log."
         ("yes", ["Yes."], 1.0),
         ("no", ["yes", "unanswerable"], 0.0),
         ("Unanswerable", ["unanswerable"], 1.0),
+        ("naïve café", ["Naïve  Café"], 1.0),
+        ("the cat sat", ["cat"], 0.0),
+        ("1,000", ["1000"], 1.0),
+        ("well-known", ["wellknown"], 1.0),  # punctuation goes, nothing comes in its place
         ("A", ["A"], 1.0),  # an article that is all there is
         ("", ["A"], 0.0),
         ("the", ["A"], 0.0),
+        ("the", ["The The"], 0.0),
+        ("The The", ["the the"], 1.0),
+        ("", ["..."], 0.0),  # punctuation alone is compared as it is written
+        ("?", ["..."], 0.0),
+        ("...", ["..."], 1.0),
+        ("", ["", "cat"], 0.0),
     ],
 )
 def test_an_exact_match_is_of_normalised_words(prediction: str, references: list[str], score: float) -> None:

@@ -6,12 +6,10 @@ import math
 import os
 import pickle
 import re
-import resource
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +33,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import tiny_encoder
-from tiny import tiny_model
+from tiny import files_no_larger_than, tiny_model
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "lm": (lm.LmSettings, lm.train),
@@ -690,16 +688,6 @@ def test_a_file_where_the_folder_should_be_is_refused(settings: Make, tmp_path: 
         train("smt", settings("smt", f"out={tmp_path / 'file' / inside}"))
 
 
-@contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize(
     ("kind", "size"),
     [("lm", 5_000), ("smt", 5_000), ("smt", 20_000), ("mlm", 20_000), ("cepe", 20_000), ("distill", 5_000)],
@@ -709,7 +697,7 @@ def test_a_disk_that_takes_no_more_is_named(
 ) -> None:
     monkeypatch.setenv("FARSPAN_CACHE", str(trained.folder / "cache"))  # which is filled
     chosen = settings(kind)
-    with no_file_larger_than(size), pytest.raises((ValueError, OSError)) as found:
+    with files_no_larger_than(size), pytest.raises((ValueError, OSError)) as found:
         train(kind, chosen)
     assert str(tmp_path / "out") in str(found.value)
     assert "\n" not in str(found.value)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -191,6 +192,17 @@ def refused(message: str) -> Iterator[None]:
     with pytest.raises(ValueError, match=message) as error:
         yield
     assert "\n" not in str(error.value)
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """A disk that is full once a file has `size` bytes: the write that reaches it is cut short, the next fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def same(given: Tensor, expected: Tensor) -> None:

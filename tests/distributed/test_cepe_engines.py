@@ -114,16 +114,16 @@ def test_two_processes_train_an_encoder_as_one(folder: Path, engine: str) -> Non
         testing.assert_close(two[name], one[name], rtol=0.1, atol=5e-3)
 
 
-def test_a_decoder_in_bf16_is_sharded_beside_what_is_trained_in_fp32(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("cepe", ("model.dtype=bfloat16", "trainer.activation_checkpointing=true")),  # beside what is trained in fp32
+        ("distill", ("distill.stored=false", "trainer.steps=2")),  # a sharded teacher is asked at each step
+    ],
+)
+def test_a_sharded_decoder_trains_as_a_whole_one(folder: Path, recipe: str, overrides: tuple[str, ...]) -> None:
     for engine in ("single", "fsdp2"):
-        done = run(folder, "cepe", engine, engine, "model.dtype=bfloat16", "trainer.activation_checkpointing=true")
-        assert done.returncode == 0, done.stderr
-    assert_trained_alike(folder, "single", "fsdp2")
-
-
-def test_a_teacher_that_is_sharded_can_be_asked_at_each_step(folder: Path) -> None:
-    for engine in ("single", "fsdp2"):
-        done = run(folder, "distill", engine, engine, "distill.stored=false", "trainer.steps=2")
+        done = run(folder, recipe, engine, engine, *overrides)
         assert done.returncode == 0, done.stderr
     assert_trained_alike(folder, "single", "fsdp2")
 
