@@ -147,7 +147,7 @@ def main() -> None:
     figures["topk_time_to_eager"] = topk["microseconds"] / eager["microseconds"]
     figures["topk_memory_to_square"] = topk["peak_mib"] / (4 * length**2 * 4 / 2**20)
     with tempfile.TemporaryDirectory() as folder:
-        ratios = inside(512 if options.quick else 4096, Path(folder))
+        ratios = inside(1024 if options.quick else 4096, Path(folder))
     for name, (quarter, whole) in ratios.items():
         print(f"{name:38} {quarter:.2f} of full's time at a quarter of the trained length, {whole:.2f} at all of it")
     figures |= {f"{name} inside": max(both) for name, both in ratios.items()}
