@@ -43,7 +43,12 @@ RECORDED = kept.BENCHMARKS / "methods_table"
 PAGE = kept.BENCHMARKS.parent / "docs" / "methods_table.md"
 TEXT = "builtin:held-out+tests"  # that the embedded model was not trained on
 MODELS = {"demo": "the embedded model"} | real_tables.MODELS
-IN_REAL_MODELS = {"natural": "methods-natural", "shuffled": "methods", "perplexity": "perplexity"}  # parts, by ours
+IN_REAL_MODELS = {  # parts, by ours
+    "natural": "methods-natural",
+    "shuffled": "methods",
+    "perplexity": "perplexity",
+    "needle": "needle-methods",
+}
 METHODS = (
     "full",
     "sinks:window={window}",
@@ -130,6 +135,7 @@ NAMES = {
     "own": "facts",
 }
 SHARE = "share of key tokens"
+NATS = "nats of needles"  # of the forced answer, also where no method answers right
 PRICES = {
     "memory": ("context_bytes", "memory of a context of {:,} tokens (MiB)", 2**20),
     "seconds": ("prefill_seconds", "seconds to the first token after {:,} tokens", 1),
@@ -208,6 +214,40 @@ def by_quality(part: str) -> Callable[[str], str]:
     return made
 
 
+def needle_nats(model: str) -> dict[int, dict[str, dict[str, float]]]:
+    """Return the nats of the answer by length, method and example, each the mean over its depths."""
+    every: dict[int, dict[str, dict[str, list[float]]]] = {}
+    for row in rows_of(model, "needle")[1]:
+        if row.status == "ok":
+            by = every.setdefault(row.length, {}).setdefault(row.method, {})
+            by.setdefault(row.example, []).append(row.scores["nats"])
+    return {
+        n: {how: {one: float(np.mean(some)) for one, some in by.items()} for how, by in methods.items()}
+        for n, methods in every.items()
+    }
+
+
+def nats(model: str) -> str:
+    """Return the nats of a needle's answer by method and length with their interval over examples, marked where they
+    differ from those of the first method: paired by example, after Holm over the table."""
+    found = needle_nats(model)
+    tests: dict[tuple[int, str], tuple[float, float, float, float]] = {}
+    for length, methods in found.items():
+        first, *others = methods.values()
+        for how, by in zip(list(methods)[1:], others, strict=True):
+            tests[length, how] = student_mean(np.array([by[one] - first[one] for one in by if one in first]))
+    corrected = dict(zip(tests, holm([p for *_, p in tests.values()]), strict=True))
+    lines: dict[str, dict[int, str]] = {}
+    for length, methods in found.items():
+        for how, by in methods.items():
+            mean, low, high, _ = student_mean(np.array(list(by.values())))
+            p, at = corrected.get((length, how)), (length, how)
+            mark = MARKS[tests[at][0] < 0] if p is not None and p < 0.05 else ""
+            lines.setdefault(f"`{how}`", {})[length] = f"{mean:.1f} [{low:.1f}, {high:.1f}]{mark}"
+    number = max(len(by) for methods in found.values() for by in methods.values())
+    return by_length(f"nats of an answer; {number} texts", lines)
+
+
 def best(model: str) -> str:
     """Return the best method of each measure and length, and how much better it is than the next, paired by example;
     p after Holm over the table. Of memory lengths only spans, since half-lives and reaches beyond the last length
@@ -265,7 +305,9 @@ def measures(model: str, length: int) -> dict[str, dict[str, float]]:
             for point in one.points():
                 if point["length"] == length and "memory_index" in point:
                     found.setdefault(f"memory, {text}", {})[how] = point["memory_index"]
-    for part in NAMES:
+    for how, by in needle_nats(model).get(length, {}).items():
+        found.setdefault(NATS, {})[how] = -float(np.mean(list(by.values())))
+    for part in (one for one in NAMES if one != "needle"):
         for cell in quality(model, part):
             if cell.length == length and cell.value is not None:
                 better = -np.log(cell.value) if cell.exp else cell.value
@@ -336,7 +378,7 @@ def predictors(model: str) -> str:
     """Return by how much the correlation of each measure with each task exceeds that of perplexity."""
     lengths = sorted({row.length for row in rows_of(model, "perplexity")[1]})[1:]
     lines = []
-    for task in (NAMES["needle"], NAMES["own"]):
+    for task in (NATS, NAMES["own"]):
         for measured in (*(f"memory, {text}" for text in TEXTS.values()), NAMES["longppl"], NAMES["shared"], SHARE):
             found = [against_perplexity(model, task, measured, length) for length in lengths]
             lines.append([task, measured, *(f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in found)])
@@ -349,6 +391,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "best": best,
     "correlations": correlations,
     "predictors": predictors,
+    "nats": nats,
     **{part: by_quality(part) for part in NAMES},
 }
 
@@ -429,6 +472,9 @@ def claims() -> dict[str, bool]:
         ),
         "memory is not shown to predict facts better or worse than perplexity": all(
             low < 0 < high for _, low, high in facts
+        ),
+        "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
+            against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0
         ),
     }
 
