@@ -685,7 +685,7 @@ def test_a_run_that_could_not_begin_leaves_no_folder(models: Path) -> None:
 
 def test_a_file_in_the_place_of_a_run_is_named(models: Path) -> None:
     for out in ("text.txt", "text.txt/run"):
-        assert "text.txt is a file: got" in refused(curve(models / "llama", "--out", out))
+        assert "text.txt is a file, so" in refused(curve(models / "llama", "--out", out))
 
 
 def test_the_error_of_a_training_names_the_key_of_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:

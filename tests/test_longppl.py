@@ -361,4 +361,4 @@ def test_a_plan_counts_both_readings_and_bad_settings_end_in_one_line() -> None:
     assert cost["tokens"] == 3 * (64 + 128 + 1 + 8 + 8 - 1)
     assert not Path("run").exists()
     assert "short=40 leaves no longer context in 64 tokens" in refused(longppl("short=40"))
-    assert "text.txt is a file: got text.txt as a folder" in refused(longppl("keys=text.txt"))
+    assert "text.txt is a file, expected a folder" in refused(longppl("keys=text.txt"))

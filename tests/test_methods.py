@@ -327,6 +327,7 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("rope:type=yarn,factor=0.5", "factor must be at least 1"),
         ("rope:type=yarn,factor=x", "must be a number"),
         ("rope:type=yarn,original=0", "original must be at least 1"),
+        ("rope:factor=4", "'rope' needs type: write rope:type=..., one of linear, ntk, dynamic, yarn, truncated"),
         ("rope:type=yarn", "rope:type=yarn needs a factor, .* rope:type=yarn,factor=4 for texts 4 times as long"),
         ("rope:type=linear", "rope:type=linear needs a factor"),
         ("rope:type=ntk,original=64", "rope:type=ntk needs a factor"),

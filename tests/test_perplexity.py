@@ -360,7 +360,9 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str)
 
 
 def test_the_task_refuses_what_the_settings_cannot_know() -> None:
-    with pytest.raises(ValueError, match=r"has 600 tokens, 6 windows of 100; 7 are needed: give a longer text"):
+    with pytest.raises(
+        ValueError, match=r"has 600 tokens, 6 windows of 100; 7 are needed: give a text of at least 700 tokens"
+    ):
         perplexity_of(few_tokens(), target_tokens=15).examples(toy_lm(), (50, 100), 7, 0)
     with pytest.raises(ValueError, match=r"20 target tokens leave no context in lengths up to 20"):
         perplexity_of(few_tokens(), target_tokens=20).examples(toy_lm(), (20, 30), 2, 0)
@@ -436,7 +438,7 @@ def test_a_plan_measures_nothing(model: Path) -> None:
         (("--lengths", "0,16"), "lengths [0, 16] must be positive numbers of tokens"),
         (("--target-tokens", 16), "16 target tokens leave no context in lengths up to 16"),
         (("--targets", "lats"), "known are fixed, last, all"),
-        (("--lengths", "64,100000"), "windows of 100,000; 3 are needed: give a longer text"),
+        (("--lengths", "64,100000"), "windows of 100,000; 3 are needed: give a text of at least 300,000"),
         (("--method", "nope"), "method 'nope' is unknown"),
         (("--points", 3), "belong to a range"),
     ],

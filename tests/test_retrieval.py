@@ -165,14 +165,11 @@ def test_an_index_is_built_once(text: str, index: Index, tmp_path: Path) -> None
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "index").rglob("*")} == written
 
 
-def test_an_index_of_other_documents_is_refused_with_both_values(text: str, index: Index, tmp_path: Path) -> None:
+def test_an_index_of_other_documents_is_refused(text: str, index: Index, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cut\.words was 20, now 30"):
         build(text, tmp_path / "index", words=30)
-    before = index.about["text_hash"]
     (Path(text) / "0.txt").write_text("something else")
-    with pytest.raises(
-        ValueError, match=f"is an index of other documents than .*: of 5 with the hash {before}, not 5 with "
-    ):
+    with pytest.raises(ValueError, match="is an index of 5 other documents than the 5 of "):
         build(text, tmp_path / "index", words=20)
 
 

@@ -25,7 +25,7 @@ from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
-from farspan.train.smt import SmtSettings, opened, rows_of, train
+from farspan.train.smt import SmtSettings, notes_on_rope, opened, rows_of, train
 from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 from farspan.train.trainer import read_log
@@ -237,7 +237,7 @@ def test_queries_that_cannot_be_scaled_are_refused(family: str) -> None:
         (["model.rope=rope:type=dynamic"], "is not supported: expected rope:type=linear, ntk or yarn"),
         (["model.rope=sinks:window=20,sinks=4"], "is not supported: expected rope:type=linear, ntk or yarn"),
         (["trainer.batch=3"], r"trainer\.batch = 3 is not a multiple of trainer\.micro_batch x processes = 2"),
-        (["lengths.target=100000"], "trainer.steps = 12 do not reach"),
+        (["lengths.target=100000"], "needs trainer.steps >= .*: got 12"),
         (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
         (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
         (["smt.draw=pose:chunks=40"], "40 chunks do not fit into a row of 32 tokens"),
@@ -404,6 +404,22 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     warm = ["--set", "optimizer.warmup_steps=13", "--plan"]
     done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, *warm])
     assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(("factor", "named"), [(2, True), (8, False)])
+def test_a_rope_that_is_scaled_to_fewer_tokens_than_the_target_is_named(factor: int, named: bool) -> None:
+    chosen = SmtSettings.model_validate(
+        {
+            "out": "a",
+            "model": {"name": "demo", "rope": f"rope:type=yarn,factor={factor}"},
+            "data": {"text": "builtin"},
+            "lengths": {"target": 4096},
+            "trainer": {"steps": 20},
+        }
+    )
+    lines = list(notes_on_rope(chosen, 512))
+    assert len(lines) == named
+    assert all("scales positions to 1,024 tokens" in one and "factor=8 covers" in one for one in lines)
 
 
 @pytest.mark.parametrize("mixed", ["concat", "alternate"])

@@ -66,6 +66,7 @@ def test_every_field_can_be_overridden(config: Path) -> None:
     [
         ("model.hiden=3", r"model\.hiden: unknown key .*did you mean 'hidden'"),
         ("modle.hidden=3", r"modle: unknown key .*did you mean 'model'"),
+        ("steps=3", r"steps: unknown key \(did you mean trainer\.steps\?\)"),
         ("trainer.steps=many", r"trainer\.steps: .*integer.*'many'"),
         ("trainer.steps=0", r"trainer\.steps: .*greater than 0"),
         ("trainer.attention=fast", r"trainer\.attention: .*'sdpa'"),

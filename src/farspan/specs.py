@@ -88,7 +88,8 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
         values[key] = None if chosen else _read(noun, key, value, hints[key])
     for key, field in known.items():
         if key not in values and field.default is MISSING:
-            raise ValueError(f"{noun} needs {key}: write {name}:{key}=...")
+            allowed = f", one of {', '.join(some)}" if (some := field.metadata.get("known")) else ""
+            raise ValueError(f"{noun} needs {key}: write {name}:{key}=...{allowed}")
     return kind(**values)
 
 

@@ -12,6 +12,7 @@ from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.ask import Conversation
+    from farspan.methods import Method
     from farspan.reader import Reader
 
 
@@ -60,12 +61,12 @@ def ask(
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"
         say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
         err.print(say, style="dim", highlight=False)
+        if warning := _beyond(how, tokens, lm.trained_length):
+            err.print(warning, style="yellow", highlight=False)
         if plan:
             if as_json:
                 print(json.dumps({"tokens": tokens, "kept": how.kept(tokens), "key_bytes": keys}))
             return
-        if lm.trained_length and tokens > lm.trained_length and method == "full":
-            err.print(_beyond(tokens, lm.trained_length), style="yellow", highlight=False)
         with how.on(lm) as reader:
             reader.chunk = chunk or reader.chunk
             conversation, answers = _read(reader, texts, tokens), []
@@ -102,11 +103,18 @@ def _next_question() -> str:
         return ""
 
 
-def _beyond(tokens: int, trained: int) -> str:
-    """Return a warning of a text beyond the trained length, with methods that reach it."""
+def _beyond(how: "Method", tokens: int, trained: int | None) -> str:
+    """Return a warning of a text beyond the tokens that a model reaches under a method, with methods that reach it; ""
+    if it reaches the text, or the method reads part of it, or gives it other positions."""
+    from farspan.methods.base import ATTENTION, PASSAGES
+
+    reach = how.extended(trained)
+    if not trained or not reach or tokens <= reach or {ATTENTION, PASSAGES} & {*how.changes}:
+        return ""
+    scaled = f", and the method scales its positions to {reach:,}" if reach != trained else ""
     return (
-        f"the text has {tokens:,} tokens, the model was trained with {trained:,}, and answers beyond that are "
-        f"unreliable: give --method rope:type=yarn,factor={-(-tokens // trained)}, or sinks:window=N, which reads on "
+        f"the text has {tokens:,} tokens, the model was trained with {trained:,}{scaled}: answers beyond that are "
+        f"unreliable. Give --method rope:type=yarn,factor={-(-tokens // trained)}, or sinks:window=N, which reads on "
         "but sees the last N tokens; `farspan methods` lists others"
     )
 

@@ -336,7 +336,7 @@ class Running:
         float | None,
         option(RUN, "With --plan: speed of the machine in TFLOP/s, such as 0.3.", metavar="X"),
     ] = None
-    quiet: Annotated[bool, option(RUN, "Print no progress and no notices.", "--quiet", "-q")] = False
+    quiet: Annotated[bool, option(RUN, "Print no progress, only results.", "--quiet", "-q")] = False
     as_json: AsJson = False
 
     def check(self) -> None:
@@ -400,7 +400,7 @@ def print_written(paths: Iterable[Path], as_json: bool) -> None:
         print(json.dumps({"written": written}))
 
 
-ROWS_KEPT = "the rows measured so far are kept, and the same command continues from there"
+ROWS_KEPT = "the rows measured so far, if any, are kept, and the same command continues from there"
 
 
 @contextmanager

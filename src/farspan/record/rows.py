@@ -205,4 +205,5 @@ def refuse_file(folder: Path) -> None:
     """Raise ValueError if a file is where a folder, or one above it, should be."""
     place = next(place for place in (folder, *folder.parents) if place.exists())
     if not place.is_dir():
-        raise ValueError(f"{place} is a file: got {folder} as a folder. Name a folder, such as with --out")
+        what = "expected a folder" if place == folder else f"so {folder} cannot be a folder"
+        raise ValueError(f"{place} is a file, {what}: name another, such as with --out")

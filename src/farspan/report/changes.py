@@ -152,7 +152,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     else:
         found += _costs(baseline, now, log1p(tolerances["cost"]))
     remarks += [
-        f"{name}: the baseline has {a}, the model {b}. Give --{name} to measure alike"
+        f"{name}: the baseline has {a}, the model {b}. Give --{name} {a} to measure alike"
         for name, a, b in numerics
         if a != b
     ]
@@ -316,10 +316,14 @@ def print_changes(found: Comparison, console: Terminal) -> None:
         console.print_table(title, ["", "baseline", "model", "change [95 %]", "within", "verdict"], lines, num_names=1)
     if found.changes:
         console.print_line(LEGEND, style="dim")
+    reasons: dict[str, list[str]] = {}
     for one in found.changes:
         if one.verdict == "undecided" and (reason := one.reason or _without_spread(one)):
-            name = one.name if one.length is None else f"{one.name} {one.length:,}"
-            console.print_line(f"{one.method} {name}: {reason}", style="dim")
+            reasons.setdefault(reason, []).append(
+                f"{one.method} {one.name}" if one.length is None else f"{one.method} {one.name} {one.length:,}"
+            )
+    for reason, names in reasons.items():
+        console.print_line(f"{', '.join(names)}: {reason}", style="dim")
     for line in (*found.lacking, *found.remarks):
         console.print_line(line, style="dim")
 
@@ -329,7 +333,10 @@ def _without_spread(one: Change) -> str:
     low, high = one.difference.low, one.difference.high
     if low is None or high is None or not has_no_width(one.difference.value, low, high):
         return ""
-    return f"the change is the same for all {one.pairs} texts. `equal` needs at least 5 then, `worse` or `better` 6"
+    return (
+        f"the change is the same for all {one.pairs} texts. `equal` then needs 5 texts, `worse` or `better` 6: measure "
+        "the baseline with more --repeats"
+    )
 
 
 def _line(one: Change, tasks: bool) -> list[str]:

@@ -403,9 +403,21 @@ def unfinished(source: Source) -> str:
     whose = models[0] if len(models) == 1 else f"{len(models)} models"
     count = f"{missing:,} of the {planned:,} rows planned for {whose}" if is_exact else f"at least {missing:,} rows"
     given = [list(map(str, session.get("command", []))) for session in source.header["sessions"]]
-    commands = dict.fromkeys(shlex.join(["farspan", *one[1:]]) for one in given if one and _is_farspan(one[0]))
+    commands = dict.fromkeys(
+        shlex.join(["farspan", *_into(source.folder, one[1:])]) for one in given if one and _is_farspan(one[0])
+    )
     fix = f"`{next(iter(commands))}` measures them" if len(commands) == 1 else "Repeat its command to measure them"
     return f"the run {source.name} is not finished: it lacks {count}. {fix}; all numbers are of the others"
+
+
+def _into(folder: Path, words: list[str]) -> list[str]:
+    """Return the words of a command with this folder as --out, which can have been moved since."""
+    place = words.index("--out") if "--out" in words[:-1] else len(words)
+    if Path(*words[place + 1 : place + 2]).resolve() == folder.resolve() or (
+        place == len(words) and folder.parent.name == "runs"
+    ):
+        return words
+    return [*words[:place], "--out", str(folder), *words[place + 2 :]]
 
 
 def _is_farspan(program: str) -> bool:

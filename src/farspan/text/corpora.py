@@ -98,9 +98,10 @@ class Corpus:
         if per_document.sum() < least:
             most = int(sizes.sum()) // least
             shorter = f", a smaller longest length (at most {most:,} here)" if most else ""
+            fewer = " or fewer repeats" if per_document.any() else ""
             raise ValueError(
-                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {int(per_document.sum())} windows of "
-                f"{length:,}; {least} are needed: give a longer text{shorter} or fewer repeats"
+                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {per_document.sum()} windows of {length:,}; "
+                f"{least} are needed: give a text of at least {least * length:,} tokens{shorter}{fewer}"
             )
         order = rng.permutation(np.flatnonzero(per_document))
         slots = {document: rng.permutation(per_document[document]) for document in order}

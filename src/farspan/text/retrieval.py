@@ -251,9 +251,8 @@ def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
     found = open_index(out)
     if found.about.get("text_hash") != about["text_hash"]:
         raise ValueError(
-            f"{out} is an index of other documents than {text!r}: of {found.about['documents']:,} with the hash "
-            f"{found.about['text_hash']}, not {about['documents']:,} with {about['text_hash']}: choose another folder "
-            "(--out), or delete it"
+            f"{out} is an index of {found.about['documents']:,} other documents than the {about['documents']:,} of "
+            f"{text!r}: choose another folder (--out), or delete it"
         )
     refuse_differences(out, "index", found.about, about)
     return found

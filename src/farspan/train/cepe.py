@@ -211,8 +211,8 @@ def _warmed_up(chosen: CepeModelSettings, lm: LM) -> Any:
         raise ValueError(f'model.initial = "{chosen.initial}" needs new cross-attention: leave out model.warmed_up')
     if not Path(chosen.warmed_up).is_dir():
         raise ValueError(
-            f"model.warmed_up = {chosen.warmed_up!r} is not a folder. Train it first with `farspan train cepe` and "
-            'a config of stage = "warmup", or leave model.warmed_up out'
+            f"model.warmed_up = {chosen.warmed_up!r} is not a folder. Train it first with a config of "
+            'stage = "warmup", such as `farspan train cepe cepe-warmup-demo`, or leave it out: --set model.warmed_up='
         )
     model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
     before = {field: getattr(model.config, its, None) for field, its in OF_A_WARM_UP.items()}  # None: has no order

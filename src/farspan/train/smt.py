@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field, field_validator
@@ -126,7 +126,8 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         rows = rows_of(lm, settings, None if watch.plan else Path(settings.out), watch.notice)
     model, count = prepared(lm, settings)
     planned = planned_lengths(rows) if watch.plan else ()
-    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows), *planned):
+    scaled = notes_on_rope(settings, before)
+    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *scaled, *notes_on(rows), *planned):
         watch.notice(line)
     if settings.trainer.engine == "fsdp2":
         engines.shard(lm.model, engines.layers_of(lm.model))
@@ -312,13 +313,28 @@ def watching(lm: LM, settings: SmtSettings) -> list[MeasuringCallback]:
     return measuring(settings, Full(), trained_length=trained, lengths=(*doubled, target), longest=target)
 
 
+def notes_on_rope(settings: SmtSettings, trained: int) -> Iterator[str]:
+    """Yield a line about a RoPE that is scaled to fewer tokens than the target."""
+    given, target = settings.model.rope, settings.lengths.target
+    if given is None or (chosen := cast(Rope, method(given))).type == "truncated":
+        return
+    original, reach = chosen.original or trained, chosen.extended(trained)
+    if reach is not None and reach < target:
+        yield (
+            f"{chosen} scales positions to {reach:,} tokens, and lengths.target is {target:,}: the training must teach "
+            f"the positions beyond {reach:,}; factor={-(-target // original)} covers the target"
+        )
+
+
 def notes_on(rows: SparseRows) -> Iterator[str]:
     """Yield lines for the user about the text, before the training."""
     about, longest = rows.summary(), max(rows.schedule.stages)
     if rows.short != "join":
         short = about["documents"] - about["long_enough"]
         fate = "left out" if rows.short == "skip" else f"left out below {rows.row:,}, used up to their length above"
-        yield f"{about['documents']:,} documents, {short:,} shorter than {longest:,} tokens: {fate} at that length"
+        yield f"{short:,} of {about['documents']:,} documents are shorter than {longest:,} tokens" + f": {fate}" * (
+            short > 0
+        )
     if rows.pairs is not None:
         yield f"{len(rows.pairs):,} mentions found that need a long context"
     if about["passes"] > 1:
