@@ -4,7 +4,9 @@ import re
 import runpy
 import shlex
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import fields
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,10 @@ def shortened(command: re.Match[str]) -> str:
 def output_of(command: str) -> str:
     few = re.sub(r"(?<=--repeats )\d+", lambda found: "3" if int(found[0]) < 8 else "4", command)
     name, *arguments = shlex.split(few)
+    if name == "python":
+        with redirect_stdout(StringIO()) as printed:
+            runpy.run_path(*arguments)
+        return printed.getvalue()
     assert name == "farspan", command
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, f"{command}\n{result.output}\n{result.exception!r}"
