@@ -260,6 +260,20 @@ def test_a_rope_of_another_formula_is_found(lm: LM) -> None:
 
 
 @dataclass(frozen=True)
+class Undeclared(Full):
+    """Full attention that declares neither a neutral setting nor a small one, as a method of a user can."""
+
+    def neutral(self, num_tokens: int) -> None:  # type: ignore[override]
+        return None
+
+
+def test_a_method_without_small_settings_is_not_called_the_model_as_it_is(lm: LM) -> None:
+    notes = {one.name: one.note for one in diagnose(lm, Undeclared(), TEXT)}
+    assert notes["at work"] == "full declares no setting (`small`) that changes a short text"
+    assert {one.name: one.note for one in diagnose(lm, Full(), TEXT)}["at work"] == "full is the model as it is"
+
+
+@dataclass(frozen=True)
 class LeavesHook(Full):
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

@@ -83,7 +83,8 @@ def no_op(subject: Subject, reader: Reader) -> Check:
 
 def at_work(subject: Subject, reader: Reader) -> Check:
     if subject.small == subject.method == (subject.neutral or subject.method):
-        return Check("at work", None, "", "", f"{subject.method} is the model as it is")
+        why = "is the model as it is" if subject.neutral else "declares no setting (`small`) that changes a short text"
+        return Check("at work", None, "", "", f"{subject.method} {why}")
     apart = subject.apart(subject.nats(reader, subject.rows), subject.expected)
     needed = max(AT_WORK, 2 * subject.noise)
     note = f"beyond its window, or with other frequencies, it differs from full{subject.tested(subject.small)}"
