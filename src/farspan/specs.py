@@ -113,7 +113,10 @@ def check_choices(settings: Any) -> None:
 
 def closest(given: str, known: Iterable[str]) -> str:
     """Return a suggestion to append after an unknown name; "" if it resembles none of the known."""
-    match = get_close_matches(given, list(known), n=1, cutoff=0.55)
+    known, (name, comma, settings) = list(known), given.partition(",")
+    if comma and name in known:
+        return f" (did you mean {f'{name}:{settings}'!r}?)"
+    match = get_close_matches(given, known, n=1, cutoff=0.55)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 

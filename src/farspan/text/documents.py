@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from farspan.files import cache_folder, expanded, write
+from farspan.specs import closest
 from farspan.text import utf8
 from farspan.text.formats import FORMATS, Rows, rows_of
 from farspan.text.hub import HUB_ID, hub_rows
@@ -168,7 +169,7 @@ def _hub_id(name: str, path: Path) -> re.Match[str] | None:
 def _unknown(name: str) -> ValueError:
     return ValueError(
         f"text {name!r} is neither a file, a folder, a hub dataset (org/name) nor a built-in text "
-        "(builtin, builtin:held-out, random, shuffled:TEXT)"
+        f"(builtin, builtin:held-out, random, shuffled:TEXT){closest(name, ('builtin', 'builtin:held-out', 'shuffled'))}"
     )
 
 
