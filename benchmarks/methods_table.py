@@ -46,8 +46,9 @@ MODELS = {"demo": "the embedded model"} | real_tables.MODELS
 IN_REAL_MODELS = {  # parts, by ours
     "natural": "methods-natural",
     "shuffled": "methods",
-    "perplexity": "perplexity",
-    "needle": "needle-methods",
+    "perplexity": "methods-perplexity",
+    "longppl": "longppl",
+    "needle": "methods-needle",
 }
 METHODS = (
     "full",

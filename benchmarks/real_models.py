@@ -130,6 +130,8 @@ PARTS = {
     "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), 8, text="books-scored", methods=METHODS),
     "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), 8, text="shuffled:books-scored", methods=METHODS),
     "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
+    "methods-perplexity": Part("perplexity:targets=fixed", (1 / 4, 1), text="books-scored", methods=METHODS),
+    "methods-needle": Part("needle:kind=single", (1,), text="books-scored", methods=METHODS),
     "far": Part(PROBE, (4,), 8, text="books-scored", methods=METHODS),
     "far-shuffled": Part(PROBE, (4,), 8, text="shuffled:books-scored", methods=METHODS),
     "longppl": Part("longppl:keys=own", (1, 2, 4), 8, text="books-scored", methods=METHODS),
@@ -141,7 +143,7 @@ PARTS = {
         methods=("full", "rope:type=yarn,factor=2", "rope:type=truncated", "rope:type=ntk,factor=2"),
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
-    "needle": Part("needle:kind=single", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
+    "needle": Part("needle:kind=single", (1 / 4, 1, 2), 8, text="books-scored"),
     "cost": Part("perplexity:targets=fixed", (1, 2, 4), 1, text="books-scored", methods=METHODS, cost=True),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",

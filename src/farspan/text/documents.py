@@ -167,9 +167,10 @@ def _hub_id(name: str, path: Path) -> re.Match[str] | None:
 
 
 def _unknown(name: str) -> ValueError:
+    near = closest(name, ("builtin", "builtin:held-out", "shuffled"))
     return ValueError(
         f"text {name!r} is neither a file, a folder, a hub dataset (org/name) nor a built-in text "
-        f"(builtin, builtin:held-out, random, shuffled:TEXT){closest(name, ('builtin', 'builtin:held-out', 'shuffled'))}"
+        f"(builtin, builtin:held-out, random, shuffled:TEXT){near}"
     )
 
 
