@@ -215,11 +215,15 @@ def by_quality(part: str) -> Callable[[str], str]:
     return made
 
 
-def needle_nats(model: str) -> dict[int, dict[str, dict[str, float]]]:
-    """Return the nats of the answer by length, method and example, each the mean over its depths."""
+ByMethod = dict[str, dict[str, float]]  # a number of each example, by method
+
+
+def needle_nats(model: str, *, first: bool | None = None) -> dict[int, ByMethod]:
+    """Return the nats of the answer by length, each the mean over its depths. `first`: only the needle at the beginning
+    of the text, or, if False, only the others."""
     every: dict[int, dict[str, dict[str, list[float]]]] = {}
     for row in rows_of(model, "needle")[1]:
-        if row.status == "ok":
+        if row.status == "ok" and first in (None, row.depth == 0):
             by = every.setdefault(row.length, {}).setdefault(row.method, {})
             by.setdefault(row.example, []).append(row.scores["nats"])
     return {
@@ -230,23 +234,28 @@ def needle_nats(model: str) -> dict[int, dict[str, dict[str, float]]]:
 
 def nats(model: str) -> str:
     """Return the nats of a needle's answer by method and length with their interval over examples, marked where they
-    differ from those of the first method: paired by example, after Holm over the table."""
-    found = needle_nats(model)
-    tests: dict[tuple[int, str], tuple[float, float, float, float]] = {}
-    for length, methods in found.items():
-        first, *others = methods.values()
-        for how, by in zip(list(methods)[1:], others, strict=True):
-            tests[length, how] = student_mean(np.array([by[one] - first[one] for one in by if one in first]))
+    differ from those of the first method: paired by example, after Holm over the table. Of one length, also those of
+    the first needle and of the others."""
+    columns = {f"{length:,}": methods for length, methods in needle_nats(model).items()}
+    if len(columns) == 1:
+        for name, first in (("the first needle", True), ("the others", False)):
+            (columns[name],) = needle_nats(model, first=first).values()
+    tests: dict[tuple[str, str], tuple[float, float, float, float]] = {}
+    for column, methods in columns.items():
+        base, *others = methods
+        for how in others:
+            gaps = [methods[how][one] - methods[base][one] for one in methods[how] if one in methods[base]]
+            tests[column, how] = student_mean(np.array(gaps))
     corrected = dict(zip(tests, holm([p for *_, p in tests.values()]), strict=True))
-    lines: dict[str, dict[int, str]] = {}
-    for length, methods in found.items():
+    lines: dict[str, list[str]] = {}
+    for column, methods in columns.items():
         for how, by in methods.items():
             mean, low, high, _ = student_mean(np.array(list(by.values())))
-            p, at = corrected.get((length, how)), (length, how)
+            p, at = corrected.get((column, how)), (column, how)
             mark = MARKS[tests[at][0] < 0] if p is not None and p < 0.05 else ""
-            lines.setdefault(f"`{how}`", {})[length] = f"{mean:.1f} [{low:.1f}, {high:.1f}]{mark}"
-    number = max(len(by) for methods in found.values() for by in methods.values())
-    return by_length(f"nats of an answer; {number} texts", lines)
+            lines.setdefault(how, [f"`{how}`"]).append(f"{mean:.1f} [{low:.1f}, {high:.1f}]{mark}")
+    number = max(len(by) for methods in columns.values() for by in methods.values())
+    return table([f"nats of an answer; {number} texts", *columns], list(lines.values()))
 
 
 def best(model: str) -> str:
@@ -442,6 +451,9 @@ def claims() -> dict[str, bool]:
     parallel = "ape:temperature=0.9,scale=0.9,piece=256", "replug:weights=uniform,piece=256,tail=128"
     verdicts = {(cell.method, cell.length): cell.verdict for cell in quality("demo", "perplexity")}
     facts = [against_perplexity("demo", "facts", f"memory, {text}", 2048) for text in TEXTS.values()]
+    real = "SmolLM2-135M-Instruct.Q4_1"
+    (firsts,) = needle_nats(real, first=True).values()
+    gaps = {how: student_mean(np.array([by[one] - firsts["full"][one] for one in by])) for how, by in firsts.items()}
     return {
         "YaRN has a longer span than full on both texts": all(_change(part, "full", yarn) > 0 for part in TEXTS),
         "YaRN has a longer span on shuffled text than every method without it but APE and searched factors": all(
@@ -473,6 +485,9 @@ def claims() -> dict[str, bool]:
         ),
         "memory is not shown to predict facts better or worse than perplexity": all(
             low < 0 < high for _, low, high in facts
+        ),
+        "SmolLM2: the first needle takes less under seven methods than under full": all(
+            gaps[how][2] < 0 for how in gaps if how.startswith(("rope", "replug", "ape", "self", "dca:"))
         ),
         "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
             against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0
