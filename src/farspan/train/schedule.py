@@ -76,7 +76,7 @@ def schedule(settings: LengthSettings, window: int, steps: int, seed: int) -> Sc
     needed = len(before) * settings.every + 1 if settings.every else len(before) + 1
     if needed > steps:
         raise ValueError(
-            f"lengths.target = {settings.target:,} is length {len(before) + 1:,} and needs trainer.steps >= {needed:,}: "
-            f"got {steps:,}. Train longer, or with a lower lengths.every or a higher lengths.by"
+            f"lengths.target = {settings.target:,} is length {len(before) + 1:,} and needs trainer.steps >= "
+            f"{needed:,}: got {steps:,}. Train longer, or with a lower lengths.every or a higher lengths.by"
         )
     return Schedule((*before, settings.target), settings.every, steps, settings.mode == "cover", seed)
