@@ -388,7 +388,7 @@ def test_settings_that_cannot_be_are_refused(wrong: str, said: str) -> None:
         ({}, (300, 900), r"300 tokens is too short: needles and question take \d+, more than three quarters"),
         ({"digits": 1, "depths": tuple(i / 10 for i in range(10))}, (3000,), "10 different numbers .* makes 9"),
         ({"ask": "generated", "new_tokens": 3}, (900,), "new_tokens = 3; the right answers have up to"),
-        ({}, (90_000,), "give a longer text"),
+        ({}, (90_000,), "give a text of at least 90,000 tokens"),
     ],
 )
 def test_needles_that_do_not_fit_are_refused(

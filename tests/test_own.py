@@ -346,7 +346,7 @@ def test_the_command_asks_about_a_folder(text: str, lm: LM, tmp_path: Path, monk
     assert [(one["length"], one["num_examples"]) for one in summary["results"]] == [(400, 3), (600, 3)]
     assert set(summary["results"][0]["details"]) == {"control", *TESTS}
     assert summary["task"] == "own:tests=all,pairs=4"
-    assert "give a longer text" in refused(farspan(*common, "--repeats", 300))
+    assert "give a text of at least 300,000 tokens" in refused(farspan(*common, "--repeats", 300))
 
 
 def test_the_first_example_is_kept_whole(text: str, lm: LM, tmp_path: Path) -> None:
