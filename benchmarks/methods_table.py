@@ -232,6 +232,14 @@ def needle_nats(model: str, *, first: bool | None = None) -> dict[int, ByMethod]
     }
 
 
+def more_than_first(methods: ByMethod) -> dict[str, tuple[float, float, float, float]]:
+    """Return by how much the numbers of each method but the first exceed those of the first: mean, low, high and p,
+    paired by example."""
+    first, *others = methods.values()
+    gaps = ([by[one] - first[one] for one in by if one in first] for by in others)
+    return {how: student_mean(np.array(some)) for how, some in zip(list(methods)[1:], gaps, strict=True)}
+
+
 def nats(model: str) -> str:
     """Return the nats of a needle's answer by method and length with their interval over examples, marked where they
     differ from those of the first method: paired by example, after Holm over the table. Of one length, also those of
@@ -240,12 +248,7 @@ def nats(model: str) -> str:
     if len(columns) == 1:
         for name, first in (("the first needle", True), ("the others", False)):
             (columns[name],) = needle_nats(model, first=first).values()
-    tests: dict[tuple[str, str], tuple[float, float, float, float]] = {}
-    for column, methods in columns.items():
-        base, *others = methods
-        for how in others:
-            gaps = [methods[how][one] - methods[base][one] for one in methods[how] if one in methods[base]]
-            tests[column, how] = student_mean(np.array(gaps))
+    tests = {(column, how): more for column, by in columns.items() for how, more in more_than_first(by).items()}
     corrected = dict(zip(tests, holm([p for *_, p in tests.values()]), strict=True))
     lines: dict[str, list[str]] = {}
     for column, methods in columns.items():
@@ -453,7 +456,7 @@ def claims() -> dict[str, bool]:
     facts = [against_perplexity("demo", "facts", f"memory, {text}", 2048) for text in TEXTS.values()]
     real = "SmolLM2-135M-Instruct.Q4_1"
     (firsts,) = needle_nats(real, first=True).values()
-    gaps = {how: student_mean(np.array([by[one] - firsts["full"][one] for one in by])) for how, by in firsts.items()}
+    gaps = more_than_first(firsts)
     return {
         "YaRN has a longer span than full on both texts": all(_change(part, "full", yarn) > 0 for part in TEXTS),
         "YaRN has a longer span on shuffled text than every method without it but APE and searched factors": all(

@@ -143,8 +143,8 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     # rows do not say in which session they were measured
     sessions: list[dict[str, Any]] = [one for source in (baseline, now) for one in source.header["sessions"]]
     numerics = [(name, about[0].get(name), about[1].get(name)) for name in NUMERICS]
-    machine = {name: {str(one.get(name)): None for one in sessions} for name in MACHINE}  # values, in order
-    machine |= {name: {str(one.get(name)): None for one in about} for name in ("device", *NUMERICS)}
+    machine = {name: dict.fromkeys(str(one.get(name)) for one in sessions) for name in MACHINE}
+    machine |= {name: dict.fromkeys(str(one.get(name)) for one in about) for name in ("device", *NUMERICS)}
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
     elif different := [f"{name} ({' and '.join(values)})" for name, values in machine.items() if len(values) > 1]:
@@ -319,9 +319,8 @@ def print_changes(found: Comparison, console: Terminal) -> None:
     reasons: dict[str, list[str]] = {}
     for one in found.changes:
         if one.verdict == "undecided" and (reason := one.reason or _without_spread(one)):
-            reasons.setdefault(reason, []).append(
-                f"{one.method} {one.name}" if one.length is None else f"{one.method} {one.name} {one.length:,}"
-            )
+            name = one.name if one.length is None else f"{one.name} {one.length:,}"
+            reasons.setdefault(reason, []).append(f"{one.method} {name}")
     for reason, names in reasons.items():
         console.print_line(f"{', '.join(names)}: {reason}", style="dim")
     for line in (*found.lacking, *found.remarks):

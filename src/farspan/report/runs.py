@@ -412,12 +412,11 @@ def unfinished(source: Source) -> str:
 
 def _into(folder: Path, words: list[str]) -> list[str]:
     """Return the words of a command with this folder as --out, which can have been moved since."""
-    place = words.index("--out") if "--out" in words[:-1] else len(words)
-    if Path(*words[place + 1 : place + 2]).resolve() == folder.resolve() or (
-        place == len(words) and folder.parent.name == "runs"
-    ):
-        return words
-    return [*words[:place], "--out", str(folder), *words[place + 2 :]]
+    if "--out" not in words[:-1]:
+        return words if folder.parent.name == "runs" else [*words, "--out", str(folder)]
+    place = words.index("--out") + 1
+    is_here = Path(words[place]).resolve() == folder.resolve()
+    return words if is_here else [*words[:place], str(folder), *words[place + 1 :]]
 
 
 def _is_farspan(program: str) -> bool:

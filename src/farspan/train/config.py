@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module, resources
 from pathlib import Path
@@ -257,14 +257,10 @@ def _problem(kind: type[Settings], error: Any) -> str:
     *tables, key = error["loc"]
     for table in tables:
         kind = table_of(kind.model_fields[table].annotation) or Settings
-    inside = [
-        f"{name}.{key}" for name, field in kind.model_fields.items() if key in _fields(table_of(field.annotation))
-    ]
-    return f"unknown key{f' (did you mean {inside[0]}?)' if inside else closest(str(key), kind.model_fields)}"
-
-
-def _fields(table: type[Settings] | None) -> Collection[str]:
-    return table.model_fields if table is not None else ()
+    for name, field in kind.model_fields.items():
+        if key in (table_of(field.annotation) or Settings).model_fields:
+            return f"unknown key (did you mean {name}.{key}?)"
+    return f"unknown key{closest(str(key), kind.model_fields)}"
 
 
 def _put(values: dict[str, Any], key: list[str], value: Any) -> None:

@@ -332,9 +332,8 @@ def notes_on(rows: SparseRows) -> Iterator[str]:
     if rows.short != "join":
         short = about["documents"] - about["long_enough"]
         fate = "left out" if rows.short == "skip" else f"left out below {rows.row:,}, used up to their length above"
-        yield f"{short:,} of {about['documents']:,} documents are shorter than {longest:,} tokens" + f": {fate}" * (
-            short > 0
-        )
+        line = f"{short:,} of {about['documents']:,} documents are shorter than {longest:,} tokens"
+        yield f"{line}: {fate}" if short else line
     if rows.pairs is not None:
         yield f"{len(rows.pairs):,} mentions found that need a long context"
     if about["passes"] > 1:
