@@ -132,6 +132,7 @@ PARTS = {
     "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
     "methods-perplexity": Part("perplexity:targets=fixed", (1 / 4, 1), text="books-scored", methods=METHODS),
     "methods-needle": Part("needle:kind=single", (1,), text="books-scored", methods=METHODS),
+    "methods-needle-beyond": Part("needle:kind=single", (2,), text="books-scored", methods=METHODS),
     "far": Part(PROBE, (4,), 8, text="books-scored", methods=METHODS),
     "far-shuffled": Part(PROBE, (4,), 8, text="shuffled:books-scored", methods=METHODS),
     "longppl": Part("longppl:keys=own", (1, 2, 4), 8, text="books-scored", methods=METHODS),

@@ -6,6 +6,7 @@ from itertools import islice
 from transformers import Trainer, TrainingArguments, default_data_collator
 
 import farspan
+from farspan.report.training import memory_length
 from farspan.text.documents import read_texts
 
 WINDOW = 32  # tokens of a row
@@ -27,5 +28,6 @@ trainer.train()
 
 for entry in trainer.state.log_history:
     if "farspan/span" in entry:
-        print(f"step {entry['step']}: half-life {entry['farspan/half_life']}, span {entry['farspan/span']} tokens")
+        half_life, span = memory_length(entry, "half_life"), memory_length(entry, "span")
+        print(f"step {entry['step']}: half-life {half_life}, span {span} tokens")
 print(f"picture: {callback.folder / 'training.png'}")

@@ -16,6 +16,7 @@ from farspan import stats
 from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM, wrap
 from farspan.measuring.loop import Watch, _batches, measure_cell
+from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader.served.client import TooLongError
 from farspan.record import Row, Run, read_rows
@@ -215,6 +216,31 @@ def test_progress_counts_what_was_already_there(tmp_path: Path) -> None:
         watch=Watch(row=lambda row, done, total: told.append((done, total))),
     )
     assert told == [(10, 12), (11, 12), (12, 12)]
+
+
+def test_progress_is_the_share_of_the_operations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """The first rows of a curve are its shortest: by their number most would be done when little is."""
+    lm, task = wrap(tiny_model("llama"), tokenizer, "tiny-llama"), curve_of(counting_text(3, 95))
+    shares: list[float] = []
+
+    def run(lengths: tuple[int, ...]) -> None:
+        with Run.open(tmp_path, {}) as run:
+            measure_cell(
+                task, method("full"), lm, run, lengths=lengths, repeats=2, batch=2, watch=Watch(share=shares.append)
+            )
+
+    def flops(lengths: tuple[int, ...]) -> float:
+        return plan(task, method("full"), lm, lengths=lengths, repeats=2).flops
+
+    run(LENGTHS)
+    up_to = [flops(LENGTHS[: end + 1]) / flops(LENGTHS) for end in range(len(LENGTHS))]
+    assert shares[1::2] == pytest.approx(up_to)  # after both rows of a length
+    assert shares[::2] == pytest.approx([(a + b) / 2 for a, b in zip([0, *up_to], up_to, strict=False)])
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:4]))
+    shares.clear()
+    run(LENGTHS)  # only the rows of this session count
+    assert shares == pytest.approx([0.5, 1.0])
 
 
 def test_a_toy_reader_keeps_the_protocol() -> None:

@@ -22,7 +22,7 @@ from farspan.record import Row
 from farspan.report import figure, interactive
 from farspan.report.curves import series
 from farspan.report.example import examples
-from farspan.report.export import plain, three_digits
+from farspan.report.export import duration, memory_size, plain, three_digits
 from farspan.report.figures import depth_names
 from farspan.report.page import write_report
 from farspan.report.runs import Group, Source, grouped, read_sources
@@ -997,6 +997,23 @@ def test_perplexities_that_all_failed_are_shown_with_their_failures(tmp_path: Pa
 )
 def test_perplexity_is_written_in_three_digits_or_more(value: float, text: str) -> None:
     assert three_digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (duration(0.44), "0.4 seconds"),
+        (duration(120), "120 seconds"),
+        (duration(181), "3.0 minutes"),
+        (duration(7200), "120.0 minutes"),
+        (duration(360000), "100.0 hours"),
+        (memory_size(3 * 2**18), "0.75 MiB"),
+        (memory_size(2**30 - 2**20), "1,023 MiB"),
+        (memory_size(131.2 * 2**30), "131 GiB"),
+    ],
+)
+def test_times_and_memory_have_a_fitting_unit(written: str, text: str) -> None:
+    assert written == text
 
 
 # in a browser

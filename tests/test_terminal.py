@@ -240,6 +240,21 @@ def test_an_answer_of_control_characters_is_shown_as_signs(model: Path, monkeypa
     assert result.stdout == shown(HOSTILE) * 3 + "\n"
 
 
+def test_the_time_left_follows_the_work_and_not_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four rows, the last two are 90 % of the work: after half of the rows, 10 s, 90 s are left."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    printed = StringIO()
+    with progress.Display(Terminal(file=printed)) as display:
+        display.progress.get_time = lambda: now
+        display.start("cell", 4)
+        for done, share in enumerate((0.05, 0.1, 0.55), start=1):
+            display.share(share)
+            now += 100 * (share - (0, 0.05, 0.1)[done - 1])
+            display.step(done, 4, "state")
+    assert printed.getvalue().splitlines() == ["cell: 3/4, state, 0:00:45 left"]
+
+
 def test_many_short_measurements_print_lines_as_one_long_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -151,13 +151,17 @@ def test_a_calibrated_plan_times_steps_and_writes_nothing(settings: Make, tmp_pa
     lines: list[str] = []
     how = settings(kind, "trainer.steps=5", *(["distill.stored=false"] * (kind == "distill")))
     start = time.perf_counter()
-    KINDS[kind][1](how, TrainingWatch(notice=lines.append, plan=True, calibrate=True))
-    found = re.fullmatch(r"a step takes (.+) s here, 5 steps (.+) seconds; peak memory (.+) GiB", lines[-1])
+    numbers = KINDS[kind][1](how, TrainingWatch(notice=lines.append, plan=True, calibrate=True))
+    found = re.fullmatch(r"a step takes (.+) s here, 5 steps (.+) seconds; peak memory (.+) MiB", lines[-1])
     assert found is not None, lines
     step, every, memory = map(float, found.groups())
     assert 0 < 2 * step < time.perf_counter() - start
     assert every == pytest.approx(5 * step, abs=0.5 + 0.25 * step)  # both are rounded
-    assert memory > 0.1
+    assert memory > 100
+    assert numbers["steps"] == numbers["steps_left"] == 5
+    assert numbers["step_seconds"] == pytest.approx(step, rel=0.05)
+    assert numbers["seconds"] == pytest.approx(5 * numbers["step_seconds"])
+    assert numbers["peak_bytes"] / 2**20 == pytest.approx(memory, rel=0.01)
     assert not (tmp_path / "out").exists()
 
 
@@ -174,7 +178,9 @@ def test_a_plan_trains_a_tokenizer_for_its_counts_and_keeps_none(base: Path, tmp
         "train", "lm", base / "lm.toml", *(part for one in chosen for part in ("--set", one)), "--plan", "--json"
     )
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["plan"][-1] == "4 steps of 2 rows of 32 tokens: 64 tokens a step, 256 in all"
+    found = json.loads(done.stdout)
+    assert found.pop("plan")[-1] == "4 steps of 2 rows of 32 tokens: 64 tokens a step, 256 in all"
+    assert found == {"steps": 4, "steps_left": 4, "rows": 8, "tokens": 256}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -42,7 +42,7 @@ def run_demo(out: Path, console: Terminal, *, fresh: bool = False) -> int:
     console.print("  shuffled: the tokens of such files in random order. Nothing can be guessed: memory alone.\n")
     lm = embedded_model()
     with Display(console) as display:
-        watch = Watch(display.start, display.row)
+        watch = Watch(display.start, display.row, share=display.share)
         for name, text in TEXTS.items():
             measured = measure(
                 [lm],

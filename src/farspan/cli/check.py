@@ -73,7 +73,7 @@ def check(
             print_notice(lacking)
         console = err if as_json else Terminal()
         with Display(console) as display:
-            watch = Watch(display.start, display.row, display.notice)
+            watch = Watch(display.start, display.row, display.notice, display.share)
             loader = loading.loader()
             measured = measure_again(before, model, loader=loader, out=out, batch=batch, chunk=chunk, watch=watch)
         every = Source.of(measured.folder.name, measured.folder, read_header(measured.folder), measured.rows)

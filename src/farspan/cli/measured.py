@@ -1,7 +1,6 @@
 """The body of the commands that measure: plan, or measure with progress, draw and print."""
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +67,7 @@ def run_measurement(
         return
     console = err if running.as_json else Terminal()
     with Display(Terminal(quiet=True) if running.quiet else console) as display:
-        watch = Watch(display.start, display.row, display.notice)
+        watch = Watch(display.start, display.row, display.notice, display.share)
         whole = (1, 1) if running.ray is None else None
         settings |= sizes | {"shard": shard or whole, "ray": running.ray, "gpus_per_model": running.gpus_per_model}
         measured = measure(models, methods, tasks, out=running.out, minutes=minutes, watch=watch, **settings)
@@ -112,10 +111,6 @@ def print_missing(measured: "Measured", shard: "Shard", console: Terminal, as_js
     return num_failed
 
 
-def shown_time(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h"
-
-
 def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> None:
     """Print a table of predicted costs, then each fallback and each reason of a refusal.
 
@@ -124,6 +119,7 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
     """
     from dataclasses import asdict
 
+    from farspan.report.export import duration, memory_size
     from farspan.report.runs import short_names
 
     known = [(model, cost) for model, *_, cost in plans if not isinstance(cost, str)]
@@ -140,8 +136,8 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
             continue
         line += [f"{cost.num_examples:,}", f"{cost.tokens:,}"]
         line += [f"{cost.flops / 1e12:,.0f}" if cost.flops >= 1e15 else f"{cost.flops / 1e12:,.3g}"]
-        line += [f"{cost.extra_bytes / 2**30:,.2f} GiB"]
-        lines.append([*line, *([shown_time(cost.seconds)] if cost.seconds is not None else [])])
+        line += [memory_size(cost.extra_bytes)]
+        lines.append([*line, *([duration(cost.seconds)] if cost.seconds is not None else [])])
     console = err if as_json else Terminal()
     names = [*(["model"] if len(short) > 1 else []), "method", "task"]
     head = [*names, *(["length"] if by_length else []), *numbers]
@@ -154,11 +150,11 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
     if len(costs) > 1:
         flops, seconds = sum(cost.flops for cost in costs), sum(cost.seconds or 0.0 for cost in costs)
         total = f"all: {sum(cost.tokens for cost in costs):,} tokens, {flops / 1e12:,.3g} TFLOP"
-        console.print_line(total + (f", {shown_time(seconds)}" if timed else ""))
+        console.print_line(total + (f", {duration(seconds)}" if timed else ""))
     longest = dict(sorted(known, key=lambda one: one[1].longest))  # by model, the cost of the longest context
     for model, cost in longest.items():
-        size = f"{cost.weight_bytes / 2**30:,.3g} GiB"
-        console.print(f"{model}: the weights need a further {size}", markup=False, highlight=False)
+        weights = f"{model}: the weights need a further {memory_size(cost.weight_bytes)}"
+        console.print(weights, markup=False, highlight=False)
         if (trained := cost.trained_length) is not None and cost.longest > trained:
             beyond = f"contexts of up to {cost.longest:,} tokens exceed the trained length of {trained:,} tokens"
             console.print(f"{model}: {beyond}", markup=False, highlight=False)
@@ -175,7 +171,7 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
         if cost.fallback:
             slow[f"{model} {method}: read with plain forwards: {cost.fallback}"] = None
         if cost.parts:
-            parts = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:,.3g} GiB" for name, size in cost.parts.items())
+            parts = ", ".join(f"{name.replace('_', ' ')} {memory_size(size)}" for name, size in cost.parts.items())
             console.print(f"{model} {method}: {parts}", markup=False, highlight=False)
     for text in slow:
         console.print_line(text, style="yellow")

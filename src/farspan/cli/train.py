@@ -108,7 +108,7 @@ def _train(recipe: str, given: Given, result: str) -> None:
             watch = TrainingWatch(display.start, display.step, notice, given.plan, given.calibrate)
             summary = import_module(f"farspan.train.{recipe}").train(settings, watch)
         if given.plan:
-            summary = {"plan": lines}
+            summary = {"plan": lines} | summary
         else:
             loss = loss_in_words(summary["loss"], summary["losses"], " nats per token")
             if summary.get("held_out_loss") is not None:

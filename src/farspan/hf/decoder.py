@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from farspan.hf.products import by_onednn
+
 
 def decoder_of(model: Any) -> Any:
     """Return the module that turns token ids into the last hidden states, without a vision tower or an encoder."""
@@ -24,7 +26,8 @@ def forward(model: Any, ids: Tensor, start: int | Tensor, arguments: dict[str, A
         if not isinstance(start, Tensor):
             start = torch.arange(start, start + ids.shape[1], device=ids.device)
         arguments["position_ids"] = start.expand(ids.shape[0], -1)
-    return decoder_of(model)(input_ids=ids, **arguments)
+    with by_onednn(ids.device):
+        return decoder_of(model)(input_ids=ids, **arguments)
 
 
 def plain_hidden(
@@ -62,7 +65,7 @@ def logits(
     part = copy(output)
     part[next(iter(part.keys()))] = hidden
     any_ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-    with stubbed(decoder_of(model), part):
+    with stubbed(decoder_of(model), part), by_onednn(hidden.device):
         return model(input_ids=any_ids).logits
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from farspan.hf.device import is_out_of_memory, peak_bytes
 from farspan.lm import LM
+from farspan.measuring.operations import Operations
 from farspan.methods import Method
 from farspan.reader import CHUNK, TOKENS_AT_ONCE, Reader
 from farspan.reader.served.client import TooLongError
@@ -29,6 +30,7 @@ class Watch:
     start: Callable[[str, int], None] = lambda title, total: None  # a title, and its number of rows
     row: Callable[[Row, int, int], None] = lambda row, done, total: None  # a new row, number of rows so far and in all
     notice: Callable[[str], None] = lambda text: None  # a line for the user
+    share: Callable[[float], None] = lambda share: None  # before each row: the estimated share of the work that is done
 
 
 class Ledger:
@@ -58,6 +60,9 @@ class Ledger:
         # rows that ran out of memory or time are measured again: more of it may be free now, or the batch smaller
         self._done = {row.place for row in self.rows if row.status not in UNFINISHED}
         self._end = math.inf  # the largest length still wanted
+        self._left = Counter(length for _, length, _ in self._wanted - self._done)  # missing rows by length
+        self._work: dict[int, float] = {}  # operations for a row of each length
+        self._worked = 0.0  # operations for the rows of this session
 
     @property
     def rows(self) -> list[Row]:
@@ -80,6 +85,18 @@ class Ledger:
     def leave_out(self, beyond: int) -> None:
         """Leave out lengths beyond this one."""
         self._end = min(self._end, beyond)
+
+    def weigh(self, operations: Operations) -> None:
+        """Estimate the work for the missing rows of each length; examples with the same lengths are taken as alike."""
+        for example in {example.lengths: example for example in self.examples}.values():
+            lengths = tuple(length for length in example.lengths if self._left[length])
+            sums = [operations(example, lengths[:end]) / len(example.depths) for end in range(len(lengths) + 1)]
+            self._work |= {n: more - less for n, less, more in zip(lengths, sums, sums[1:], strict=False)}
+
+    def _share(self) -> float:
+        """Return the share of this session's work that is done."""
+        left = sum(self._work.get(n, 0.0) * count for n, count in self._left.items() if n <= self._end)
+        return self._worked / (self._worked + left) if left else 1.0
 
     def goes_on(self, after: int) -> bool:
         """Return whether lengths above this one are still wanted."""
@@ -110,6 +127,10 @@ class Ledger:
         )
         self.run.append(row)
         self._done.add(place)
+        self._left[result.length] -= 1
+        self._worked += self._work.get(result.length, 0.0)
+        if self._work:
+            self.watch.share(self._share())
         self.watch.row(row, len(self._done), len(self._wanted))
 
     def fail(self, example: Example[Any], length: int, status: str, reason: str) -> None:
@@ -178,6 +199,7 @@ def measure_cell(
                     if reason := _cannot_fit(bound, method, lm, replace(example, lengths=(length,)), free):
                         ledger.fail(example, length, "oom", reason)
         reader.capacity = max((bound.num_tokens(lm, e, n) for e in fitting for n in e.lengths), default=0)
+        ledger.weigh(Operations(reader, bound))
         size = batch or batch_that_fits(bound, method, lm, fitting)
         _measure_batches(reader, ledger, fitting, size, chunk or chunk_of(reader, min(size, len(fitting))), longest)
     return ledger.rows

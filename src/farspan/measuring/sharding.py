@@ -17,12 +17,12 @@ from farspan.lm import LM
 from farspan.measuring.dealing import LONG, CellCost, Dealing, Unit, deal
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Mine, Watch, within_positions
+from farspan.measuring.operations import Operations
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
 from farspan.methods import Method
 from farspan.reader import Reader
 from farspan.record import Row, Shard
 from farspan.tasks import Bound, Example
-from farspan.tasks.base import Work
 
 MOST = 100_000  # shards
 Found = tuple[str, str, str, str, int, float]  # `Row.key`: model, method, task with settings, example, length, depth
@@ -264,21 +264,7 @@ def _costs(
     reader: Reader, bound: Bound[Any], examples: Sequence[Sequence[Example[Any]]], lengths: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """Return the operations of each repeat, and of the first repeat at each length alone and up to each length."""
-    known: dict[Work, float] = {}
-    head = len(bound.separator(reader.lm))
-
-    def flops(example: Example[Any], chosen: Sequence[int]) -> float:
-        asked = tuple(length for length in example.lengths if length in chosen)
-        stops = tuple(length for length in example.lengths if asked and length <= asked[-1])
-        if not asked:
-            return 0.0
-        total = 0.0
-        for work in reader.forwards(bound.work(reader.lm, replace(example, lengths=asked, stops=stops)), head):
-            if work not in known:
-                known[work] = work.num_rows * reader.flops(work.num_before, work.num_tokens, work.num_scored)
-            total += known[work]
-        return total
-
+    flops = Operations(reader, bound)
     repeats = tuple(sum(flops(example, lengths) for example in some) for some in examples)
     if not lengths or lengths[-1] <= LONG:
         return repeats, (), ()  # never cut into bands

@@ -176,6 +176,18 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def memory_size(size: float) -> str:
+    """Write a number of bytes: 131 GiB, 8.25 MiB."""
+    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
+    return f"{three_digits(size / unit)} {name}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time in seconds up to 2 minutes, in minutes up to 2 hours, else in hours."""
+    size, unit = (3600, "hours") if seconds > 7200 else (60, "minutes") if seconds > 120 else (1, "seconds")
+    return f"{seconds / size:,.{size > 1 or seconds < 9.5:d}f} {unit}"
+
+
 def p_value(p: float | None) -> str:
     """Write a p value for a table."""
     return "unknown" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -7,9 +7,10 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from farspan.record import Row
+from farspan.report.export import memory_size
 from farspan.terminal import Terminal
 
 LINE_EVERY = 15.0  # seconds between lines where the output is not a terminal
@@ -24,7 +25,7 @@ class Display:
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(),
             console=console,
@@ -38,15 +39,20 @@ class Display:
     def start(self, title: str, total: int) -> None:
         if self.task is not None:
             self.progress.remove_task(self.task)
-        self.title, self.task = title, self.progress.add_task(title, total=total, state="")
+        self.title, self.task = title, self.progress.add_task(title, total=1.0, state="", count=f"0/{total}")
+        self.done: float | None = None
         self.tokens, self.started = 0, time.monotonic()
+
+    def share(self, done: float) -> None:
+        """Take the share of the work that is done, instead of that of the rows, for the bar and the time left."""
+        self.done = done
 
     def row(self, row: Row, done: int, total: int) -> None:
         """Show a new row: tokens/s, peak memory, accuracies."""
         self.tokens += row.scores.get("context", 0)  # roughly the tokens fed: lengths share the text read
         seconds = max(1e-9, time.monotonic() - self.started)
         state = f"{self.tokens / seconds:,.0f} tokens/s, " if self.tokens else ""  # rows of cost count none
-        state += f"peak {row.peak_bytes / 2**30:.2f} GiB"
+        state += f"peak {memory_size(row.peak_bytes)}"
         if row.status == "ok" and "copy" in row.scores:
             state += f", L={row.length:,} copy {row.scores['copy']:.2f} control {row.scores['control']:.2f}"
         elif row.status != "ok":
@@ -55,7 +61,8 @@ class Display:
 
     def step(self, done: int, total: int, state: str) -> None:
         """Show how much is done."""
-        self.progress.update(self.task, completed=done, total=total, state=state)
+        share = done / total if self.done is None else self.done
+        self.progress.update(self.task, completed=share, state=state, count=f"{done}/{total}")
         if not self.console.is_terminal and time.monotonic() - self.printed > LINE_EVERY:
             self.printed = time.monotonic()
             left = self.progress.tasks[0].time_remaining

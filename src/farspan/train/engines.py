@@ -6,12 +6,14 @@ So the engine in use is read from the objects that were created, not from the se
 
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from farspan.extras import optional_import
+from farspan.hf.products import by_onednn
 
 PATIENCE = timedelta(days=2)  # processes wait while the first one tokenises a text or runs a teacher
 
@@ -157,6 +159,12 @@ def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
             f"the dtype of the saved weights is {str(dtype).removeprefix('torch.')}, but DeepSpeed rounds all weights "
             'to bf16, untrained ones too: use trainer.dtype = "bfloat16" or trainer.bf16 = false'
         )
+
+
+def products(args: Any) -> AbstractContextManager[None]:
+    """Compute products as `by_onednn`, in a training with these arguments. What torch.compile makes of a model reads
+    the settings of products, and can fail with that one."""
+    return nullcontext() if args.torch_compile else by_onednn(args.device)
 
 
 def in_use(trainer: Any) -> str:

@@ -9,7 +9,8 @@ from transformers import TrainerCallback
 
 from farspan.callback import MeasuringCallback
 from farspan.hf.device import peak_bytes, wait
-from farspan.report.export import counted
+from farspan.report.export import counted, duration, memory_size
+from farspan.train import engines
 from farspan.train.progress import OnlyPlanned, TrainingWatch
 
 if TYPE_CHECKING:
@@ -32,15 +33,10 @@ class StepTimes(TrainerCallback):
         control.should_training_stop |= len(self.ends) == STEPS
         control.should_save = control.should_evaluate = False
 
-    def in_words(self, steps: int) -> str:
-        """Return the seconds of a step, those of `steps`, and the peak memory, as text."""
-        if len(self.ends) < 2:
-            return "a training of one step is not timed"
-        each = (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
-        whole = each * steps
-        size, unit = (3600, "hours") if whole > 7200 else (60, "minutes") if whole > 120 else (1, "seconds")
-        shown = f"{whole / size:.{size > 1:d}f} {unit}"
-        return f"a step takes {each:.2g} s here, {steps:,} steps {shown}; peak memory {self.peak_bytes / 2**30:.2f} GiB"
+    @property
+    def step_seconds(self) -> float | None:
+        """The mean time of a step; None after a training of one step, which is not timed."""
+        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) if len(self.ends) > 1 else None
 
 
 def steps_in_words(
@@ -57,15 +53,26 @@ def steps_in_words(
 
 
 def end_plan(
-    trainer: Any, callbacks: Sequence[MeasuringCallback], watch: TrainingWatch, line: str, left: int
+    trainer: Any, callbacks: Sequence[MeasuringCallback], watch: TrainingWatch, line: str, counts: dict[str, int]
 ) -> NoReturn:
     """Report a line about a planned training, and, if requested, the time of its steps that are left; raise
-    OnlyPlanned."""
+    OnlyPlanned with its numbers.
+
+    Args:
+        counts: of the training: steps, steps_left, tokens and what else is known.
+    """
     for callback in callbacks:
         callback.prepare(trainer.model, trainer.processing_class)
     watch.notice(line)
+    left, timed = counts["steps_left"], dict[str, float | None]()
     if watch.calibrate and left:
         trainer.add_callback(times := StepTimes())
-        trainer.train()
-        watch.notice(times.in_words(left))
-    raise OnlyPlanned
+        with engines.products(trainer.args):
+            trainer.train()
+        each, size = times.step_seconds, times.peak_bytes
+        timed = {"step_seconds": each, "seconds": each and each * left, "peak_bytes": size}
+        line = "a training of one step is not timed"
+        if each is not None:
+            line = f"a step takes {each:.2g} s here, {left:,} steps {duration(each * left)}"
+        watch.notice(f"{line}; peak memory {memory_size(size)}")
+    raise OnlyPlanned(counts | timed)

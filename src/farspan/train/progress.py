@@ -26,7 +26,15 @@ class TrainingWatch:
 
 
 class OnlyPlanned(BaseException):
-    """The end of a plan, where the training would begin."""
+    """The end of a plan, where the training would begin.
+
+    Attributes:
+        numbers: steps, steps_left, rows and tokens of the training; with `calibrate` also step_seconds, seconds (of the
+            steps that are left) and peak_bytes.
+    """
+
+    def __init__(self, numbers: dict[str, Any]) -> None:
+        self.numbers = numbers
 
 
 class LogFile(TrainerCallback):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -95,7 +95,7 @@ def training(train: Train[S]) -> Train[S]:
 
     The decorator first locks the folder, checks the settings that need no model, and sets the random seed. `watch` is
     called in the first process only. With `watch.plan` everything is checked as for the training, `watch.notice` gets
-    lines that describe it, nothing is kept or written, and {} is returned.
+    lines that describe it, nothing is kept or written, and its numbers are returned, as of `OnlyPlanned`.
 
     Raises, when the training is called:
         ValueError: another process trains in the folder, or as `refuse_impossible`.
@@ -113,9 +113,10 @@ def training(train: Train[S]) -> Train[S]:
             settings = settings.model_copy(update={"trainer": how})
             refuse_impossible(how, settings.optimizer)
             set_seed(settings.trainer.seed)
-            with suppress(OnlyPlanned):
+            try:
                 return train(settings, watch if first else replace(NOBODY, plan=watch.plan, calibrate=watch.calibrate))
-            return {}
+            except OnlyPlanned as planned:
+                return planned.numbers
 
     return begun
 
@@ -276,14 +277,15 @@ def run(
     trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
         line = steps_in_words(how, read, row, checkpoint, finished=finished is not None)
-        end_plan(trainer, callbacks, watch, line, how.steps - before.global_step)
+        counts = {"steps": how.steps, "steps_left": how.steps - before.global_step}
+        end_plan(trainer, callbacks, watch, line, counts | read)
     if finished is not None:
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
         for callback in callbacks:
             callback.attach(trainer)
-        with interrupts.active():
+        with interrupts.active(), engines.products(trainer.args):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     parameters = sum(p.numel() for p in model.parameters())
     whole = _unsharded(model, again)

@@ -1,0 +1,69 @@
+"""Products of float32 by oneDNN: as exact as float32, only inside the `with`, and attention in 16 bits uses them."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from farspan.hf import flash, products
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(not products.is_exact(), reason="oneDNN rounds to bfloat16 here, or is not built in")
+
+
+@pytest.fixture
+def setting() -> Any:
+    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 512, 576), (40, 576, 1536), (1024, 1536, 576), (2048, 128, 49)])
+def test_products_are_those_of_float32(shape: tuple[int, int, int]) -> None:
+    time, inner, outer = shape
+    x, weight = torch.randn(time, inner), torch.randn(outer, inner)
+    with products.by_onednn(CPU):
+        found = torch.nn.functional.linear(x, weight)
+    assert error(found, x.double() @ weight.double().mT) < 3e-6
+
+
+def test_the_setting_returns_when_the_last_thread_leaves(setting: Any) -> None:
+    before, inside, leave = setting.fp32_precision, threading.Event(), threading.Event()
+
+    def other() -> None:
+        with products.by_onednn(CPU):
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with products.by_onednn(CPU):
+        thread.start()
+        inside.wait()
+    assert setting.fp32_precision == "bf16"
+    leave.set()
+    thread.join()
+    assert setting.fp32_precision == before
+    with pytest.raises(RuntimeError, match="stop"), products.by_onednn(CPU):
+        raise RuntimeError("stop")
+    with products.by_onednn(torch.device("meta")):
+        assert setting.fp32_precision == before
+    assert setting.fp32_precision == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("time", [1, flash.FEW, 200])
+def test_attention_in_16_bits_is_computed_in_32(dtype: torch.dtype, time: int) -> None:
+    """The kernel in 16 bits rounds the weights too, so that its error is larger than that of the rounded output."""
+    query, key, value = (torch.randn(1, heads, n, 64).to(dtype) for heads, n in ((6, time), (2, 900), (2, 900)))
+    with torch.no_grad():
+        found, total = flash.flash(query, key, value)
+    doubles = (one.double() for one in (query, key, value))
+    expected = scaled_dot_product_attention(*doubles, enable_gqa=True)
+    assert found.dtype == dtype
+    assert total.dtype == torch.float32
+    rounding = error(expected.to(dtype).double(), expected)
+    assert error(found.double(), expected) < (1.01 if time >= flash.FEW else 3) * rounding
