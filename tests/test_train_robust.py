@@ -127,14 +127,17 @@ def test_a_plan_counts_as_the_training_does_refuses_what_it_refuses_and_writes_n
 ) -> None:
     lines: list[str] = []
     plan, out = TrainingWatch(notice=lines.append, plan=True), tmp_path / "out"
-    assert KINDS[kind][1](settings(kind), plan) == {}
+    numbers = KINDS[kind][1](settings(kind), plan)
     assert not out.exists()
     summary = train(kind, settings(kind))
+    assert numbers == {"steps": 4, "steps_left": 4} | {
+        key: summary[key] for key in numbers if key in ("rows", "tokens")
+    }
     assert f"{summary['trained' if 'trained' in summary else 'parameters']:,} of" in "".join(lines)
     assert f"{summary['tokens']:,} in all" in lines[-1] if kind != "smt" else lines[-1] == "4 steps of 2 rows"
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "lock"}
-    KINDS[kind][1](settings(kind), plan)
+    assert KINDS[kind][1](settings(kind), plan)["steps_left"] == 0
     assert lines[-1].endswith("; the training is finished (checkpoint-4): nothing would be trained")
     KINDS[kind][1](settings(kind, "trainer.steps=8"), plan)
     assert lines[-1].endswith("; the training continues from checkpoint-4")

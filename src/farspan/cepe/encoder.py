@@ -14,6 +14,7 @@ from farspan.cepe.context import BUDGET, Context, Mode
 from farspan.cepe.order import ContextOrder
 from farspan.cepe.surgery import layers_of
 from farspan.hf.modes import evaluating
+from farspan.hf.products import by_onednn
 from farspan.loading import load_config, load_weights
 
 TOKENS_AT_ONCE = 1 << 14  # of one forward pass of the encoder, which bounds its activations
@@ -95,7 +96,8 @@ def _states(
     for index, batch in enumerate(ids):
         # no mask where nothing is masked: kernels without a mask are faster and need less memory
         mask = None if masks is None or bool(masks[index].all()) else masks[index].long()
-        output = encoder(input_ids=batch, attention_mask=mask, output_hidden_states=num_states > 1)
+        with by_onednn(batch.device):
+            output = encoder(input_ids=batch, attention_mask=mask, output_hidden_states=num_states > 1)
         last = output.last_hidden_state
         parts.append((last,) if num_states == 1 else (*output.hidden_states[-num_states:-1], last))
     return tuple(torch.cat(same) for same in zip(*parts, strict=True))
