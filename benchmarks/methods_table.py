@@ -14,7 +14,7 @@ two examples of every part under two methods, in under a minute.
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -49,6 +49,7 @@ IN_REAL_MODELS = {  # parts, by ours
     "perplexity": "methods-perplexity",
     "longppl": "longppl",
     "needle": "methods-needle",
+    "needle-beyond": "methods-needle-beyond",
 }
 METHODS = (
     "full",
@@ -218,12 +219,11 @@ def by_quality(part: str) -> Callable[[str], str]:
 ByMethod = dict[str, dict[str, float]]  # a number of each example, by method
 
 
-def needle_nats(model: str, *, first: bool | None = None) -> dict[int, ByMethod]:
-    """Return the nats of the answer by length, each the mean over its depths. `first`: only the needle at the beginning
-    of the text, or, if False, only the others."""
+def needle_nats(model: str, part: str = "needle", depths: Collection[float] = ()) -> dict[int, ByMethod]:
+    """Return the nats of the answer by length, each the mean over its depths, or over those given."""
     every: dict[int, dict[str, dict[str, list[float]]]] = {}
-    for row in rows_of(model, "needle")[1]:
-        if row.status == "ok" and first in (None, row.depth == 0):
+    for row in rows_of(model, part)[1]:
+        if row.status == "ok" and (not depths or row.depth in depths):
             by = every.setdefault(row.length, {}).setdefault(row.method, {})
             by.setdefault(row.example, []).append(row.scores["nats"])
     return {
@@ -241,13 +241,27 @@ def more_than_first(methods: ByMethod) -> dict[str, tuple[float, float, float, f
 
 
 def nats(model: str) -> str:
-    """Return the nats of a needle's answer by method and length with their interval over examples, marked where they
-    differ from those of the first method: paired by example, after Holm over the table. Of one length, also those of
-    the first needle and of the others."""
+    """Return the nats of a needle's answer by method and length; of one length, also those of the first needle and of
+    the others."""
     columns = {f"{length:,}": methods for length, methods in needle_nats(model).items()}
     if len(columns) == 1:
-        for name, first in (("the first needle", True), ("the others", False)):
-            (columns[name],) = needle_nats(model, first=first).values()
+        for name, depths in (("the first needle", (0.0,)), ("the others", (0.25, 0.5, 0.75, 1.0))):
+            (columns[name],) = needle_nats(model, depths=depths).values()
+    return _marked(columns)
+
+
+def nats_by_distance(model: str) -> str:
+    """Return the nats of a needle's answer at two windows, by method and distance."""
+    columns: dict[str, ByMethod] = {}
+    for depth in sorted({row.depth for row in rows_of(model, "needle-beyond")[1]}):
+        ((length, methods),) = needle_nats(model, "needle-beyond", (depth,)).items()
+        columns[f"{round((1 - depth) * length, -2):,.0f} back"] = methods
+    return _marked(columns) if columns else MISSING
+
+
+def _marked(columns: dict[str, ByMethod]) -> str:
+    """Return a table of nats with their intervals over examples, marked where they differ from those of the first
+    method: paired by example, after Holm over the table."""
     tests = {(column, how): more for column, by in columns.items() for how, more in more_than_first(by).items()}
     corrected = dict(zip(tests, holm([p for *_, p in tests.values()]), strict=True))
     lines: dict[str, list[str]] = {}
@@ -405,6 +419,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "correlations": correlations,
     "predictors": predictors,
     "nats": nats,
+    "nats-by-distance": nats_by_distance,
     **{part: by_quality(part) for part in NAMES},
 }
 
@@ -455,7 +470,7 @@ def claims() -> dict[str, bool]:
     verdicts = {(cell.method, cell.length): cell.verdict for cell in quality("demo", "perplexity")}
     facts = [against_perplexity("demo", "facts", f"memory, {text}", 2048) for text in TEXTS.values()]
     real = "SmolLM2-135M-Instruct.Q4_1"
-    (firsts,) = needle_nats(real, first=True).values()
+    (firsts,) = needle_nats(real, depths=(0.0,)).values()
     gaps = more_than_first(firsts)
     return {
         "YaRN has a longer span than full on both texts": all(_change(part, "full", yarn) > 0 for part in TEXTS),
