@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ import farspan.train.lm
 from farspan.report import progress
 from farspan.terminal import Terminal
 from farspan.text.corpora import Corpus, load
-from farspan.train import checkpoint
+from farspan.train import checkpoint, engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.cepe import CepeSettings
 from farspan.train.config import RECIPES, read_config, settings_of
@@ -463,6 +464,35 @@ def test_tokens_are_those_that_were_read(settings: Callable[..., LmSettings], mo
     monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
     # the text's rows are no multiple of a batch: an epoch's last step is smaller
     assert train(settings("a", "trainer.batch=8", "trainer.steps=9"))["tokens"] == read[0] < 9 * 8 * 64
+
+
+def test_one_process_trains_its_batch_on_one_gpu_whatever_their_number(
+    settings: Callable[..., LmSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would give each GPU a micro-batch (DataParallel)."""
+    setup = transformers.TrainingArguments.__dict__["_setup_devices"].func
+
+    def with_two(arguments: transformers.TrainingArguments) -> torch.device:
+        device: torch.device = setup(arguments)
+        arguments._n_gpu = 2
+        return device
+
+    (two := cached_property(with_two)).__set_name__(transformers.TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(transformers.TrainingArguments, "_setup_devices", two)
+    sizes, original, lines = [], checkpoint.CheckpointTrainer.training_step, list[str]()
+
+    def training_step(trainer: Any, model: nn.Module, inputs: dict[str, Tensor], *others: Any) -> Tensor:
+        sizes.append(len(inputs["input_ids"]))
+        return original(trainer, model, inputs, *others)
+
+    monkeypatch.setattr(checkpoint.CheckpointTrainer, "training_step", training_step)
+    train(settings("a", "trainer.steps=3"), TrainingWatch(notice=lines.append))
+    assert sizes == [2] * 6
+    assert any("one of the 2 GPUs" in line and "torchrun --nproc-per-node=2" in line for line in lines)
+
+    monkeypatch.setattr(engines, "use_one_gpu", lambda *given: None)
+    with pytest.raises(ValueError, match="DataParallel is in use"):
+        train(settings("b", "trainer.steps=3"))
 
 
 def test_the_held_out_loss_is_that_of_the_saved_model_and_is_computed_once(

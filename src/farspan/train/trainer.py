@@ -261,7 +261,7 @@ def run(
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
-        args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None, plan=watch.plan),
+        args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None, watch=watch),
         train_dataset=rows,
         eval_dataset=held_out,
         callbacks=[] if watch.plan else reports,
@@ -352,7 +352,9 @@ def _read(rows: int, row: int | None, how: RunSettings) -> dict[str, int]:
     return {"rows": count} | ({} if row is None else {"tokens": count * row})
 
 
-def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool, plan: bool) -> TrainingArguments:
+def _arguments(
+    settings: TrainingSettings, is_sharded: bool, *, evaluates: bool, watch: TrainingWatch
+) -> TrainingArguments:
     """Return the Trainer's arguments; in a plan, those of a training that reports and saves nothing."""
     how = settings.trainer
     arguments: dict[str, Any] = {
@@ -370,7 +372,7 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool,
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would replace a loss of NaN by the mean of the others
         "save_steps": how.save_every,
-        "report_to": [] if plan else list(how.report_to),
+        "report_to": [] if watch.plan else list(how.report_to),
         "dataloader_num_workers": how.workers,
         "dataloader_pin_memory": torch.cuda.is_available(),
         "remove_unused_columns": False,
@@ -379,7 +381,9 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool,
         arguments |= {"torch_compile": how.compile, "eval_steps": how.evaluate_every}
         arguments["eval_strategy"] = "steps" if evaluates else "no"
     arguments |= engines.training_arguments(how.engine, how.uses_bf16, is_sharded)
-    return (PlacedArguments if is_sharded else TrainingArguments)(**arguments)
+    made = (PlacedArguments if is_sharded else TrainingArguments)(**arguments)
+    engines.use_one_gpu(made, watch.notice)
+    return made
 
 
 def _refuse_begin(
