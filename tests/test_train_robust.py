@@ -619,6 +619,38 @@ def test_another_number_of_processes_does_not_change_the_batch(
         smt.train(without)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_precision_is_that_of_the_settings_whatever_accelerate_is_told(
+    settings: Make, monkeypatch: pytest.MonkeyPatch, bf16: bool
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no" if bf16 else "bf16")  # as accelerate launch sets it
+    used = set()
+    original = CheckpointTrainer.training_step
+
+    def training_step(trainer: Any, *given: Any) -> Any:
+        used.add(trainer.accelerator.mixed_precision)
+        return original(trainer, *given)
+
+    monkeypatch.setattr(CheckpointTrainer, "training_step", training_step)
+    smt.train(settings("smt", f"trainer.bf16={str(bf16).lower()}"))
+    assert used == {"bf16" if bf16 else "no"}
+
+
+def test_another_kind_of_machine_does_not_change_the_precision(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, recorded = settings("smt", "trainer.bf16=auto"), tmp_path / "out" / "settings.json"
+    monkeypatch.setattr(smt.SmtTrainer, "uses_bf16", False)
+    assert smt.train(chosen)["settings"]["trainer"]["bf16"] is False
+    monkeypatch.setattr(smt.SmtTrainer, "uses_bf16", True)
+    with pytest.raises(ValueError, match=r"trainer\.bf16 was False, now True"):
+        smt.train(chosen)
+    before = json.loads(recorded.read_text())
+    before["trainer"]["bf16"] = "auto"  # as older versions recorded it
+    recorded.write_text(json.dumps(before))
+    smt.train(chosen)
+
+
 # the folder
 
 

@@ -171,8 +171,9 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
         binding = dict if begun else _of_tokenizer
         before = _completed(_read_settings(file), type(settings))
         how = before.get("trainer")
-        if isinstance(how, dict) and how.get("batch") is None:  # older versions did not record what followed for it
-            how["batch"] = now["trainer"]["batch"]
+        for name in ("batch", "bf16"):  # older versions did not record what followed for them
+            if isinstance(how, dict) and how.get(name) in (None, "auto"):
+                how[name] = now["trainer"][name]
         refuse_differences(out, "training", binding(before), binding(now), MAY_CHANGE)
 
 

@@ -108,8 +108,9 @@ def training(train: Train[S]) -> Train[S]:
         first = engines.is_first_process()
         with only_one_in(Path(settings.out)) if first else nullcontext():
             engines.processes()
-            # recorded, so that another number of processes does not change the training
-            how = settings.trainer.model_copy(update={"batch": settings.trainer.rows_per_step})
+            # recorded, so that another number of processes or kind of machine does not change the training
+            its = settings.trainer
+            how = its.model_copy(update={"batch": its.rows_per_step, "bf16": its.uses_bf16})
             settings = settings.model_copy(update={"trainer": how})
             refuse_impossible(how, settings.optimizer)
             set_seed(settings.trainer.seed)
@@ -382,6 +383,7 @@ def _arguments(
         arguments["eval_strategy"] = "steps" if evaluates else "no"
     arguments |= engines.training_arguments(how.engine, how.uses_bf16, is_sharded)
     made = (PlacedArguments if is_sharded else TrainingArguments)(**arguments)
+    made.mixed_precision = "bf16" if how.uses_bf16 else "no"  # not that of accelerate's environment variable
     engines.use_one_gpu(made, watch.notice)
     return made
 
