@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,13 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from test_train import numbered
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 
 import farspan
 from farspan.cepe.saving import ADAPTER
+from farspan.lm import fingerprint
 from farspan.measuring import trackers
 from farspan.report import cepe_training as cepe_report
 from farspan.report import training as smt_report
@@ -475,6 +477,49 @@ def test_a_training_is_not_continued_beside_another_frozen_encoder(
         tiny_encoder(max_position_embeddings=16).save_pretrained(tmp_path / "encoder")
 
 
+@pytest.mark.parametrize("changed", ["index", "teacher"])
+def test_a_training_is_not_continued_with_another_index_or_teacher(
+    settings: Callable[..., Any], tmp_path: Path, topical: Path, changed: str
+) -> None:
+    def index(words: int) -> str:
+        return str(retrieval.build(str(topical), tmp_path / "index", words=words))
+
+    def teacher(std: float) -> None:
+        shutil.copytree(tmp_path / "decoder", tmp_path / "teacher", dirs_exist_ok=True)
+        model = tiny_model()
+        model.lm_head.weight.data += std
+        model.save_pretrained(tmp_path / "teacher")
+
+    how: tuple[str, ...] = "optimizer.decay_fraction=0", "trainer.save_every=1"
+    if changed == "index":
+        how += "data.mixture={ retrieved = 1.0 }", f"data.index={tmp_path / 'index'}", "data.query=8"
+        kind, run, change = CepeSettings, train, index
+    else:
+        how += f"distill.teacher={tmp_path / 'teacher'}", "distill.stored=false"
+        kind, run, change = DistillSettings, distil, teacher
+    change(8)
+    before = run(settings("a", *how, "trainer.steps=2", kind=kind))
+    assert run(settings("a", *how, "trainer.steps=3", kind=kind))[changed] == before[changed]
+    shutil.rmtree(tmp_path / changed)
+    change(9)
+    with pytest.raises(
+        ValueError, match=f"the {changed} has changed since the training in .* expected {before[changed]}"
+    ):
+        run(settings("a", *how, "trainer.steps=4", kind=kind))
+
+
+def test_a_training_records_the_weights_that_it_began_with(settings: Callable[..., Any], tmp_path: Path) -> None:
+    warm_up = train(settings("warm", "stage=warmup", "trainer.steps=2"))
+    assert warm_up["encoder"] == fingerprint(nn.ModuleList([tiny_encoder(max_position_embeddings=16)]))
+    how = f"model.warmed_up={tmp_path / 'warm'}", "optimizer.decay_fraction=0"
+    before = train(settings("a", *how, "trainer.steps=2"))
+    assert json.loads((tmp_path / "a" / "training.json").read_text())["warmed_up"] == before["warmed_up"]
+    train(settings("warm", "stage=warmup", "trainer.steps=2", "trainer.seed=1", f"out={tmp_path / 'other'}"))
+    shutil.copy(tmp_path / "other" / ADAPTER, tmp_path / "warm" / ADAPTER)
+    assert train(settings("a", *how, "trainer.steps=4"))["warmed_up"] == before["warmed_up"]
+    assert train(settings("b", *how, "trainer.steps=2"))["warmed_up"] != before["warmed_up"]
+
+
 def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) -> None:
     """With an output projection of zero as well, every gradient is zero: the ablation is the base."""
     lm = opened(settings("a", "model.initial=zero"))
@@ -747,7 +792,7 @@ class Unlabelled(Dataset[dict[str, Tensor]]):
     """Rows whose first decoder tokens have no label, a different number in each row, as after retrieved passages."""
 
     def __init__(self, rows: Any) -> None:
-        self.rows, self.corpus = rows, rows.corpus
+        self.rows, self.corpus, self.inputs = rows, rows.corpus, rows.inputs
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -123,7 +123,7 @@ def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
     lm = opened(settings)
     rows = prepare(settings, lm, watch)
     objective = {"terms": terms, "weights": {"nats": 1.0}, "predicted": lambda batch: {"nats": batch["labels"][:, 1:]}}
-    summary = fit(settings, lm, rows, watch, **objective)
+    summary = fit(settings, lm, rows, watch, rows.inputs, **objective)
     if settings.stage == "warmup" and engines.is_first_process():
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
         if last > COPIES * first:
@@ -271,15 +271,22 @@ def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor,
     return last_hidden(model, core, **inputs, use_cache=False)
 
 
-def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objective: Any) -> dict[str, Any]:
+def fit(
+    settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, inputs: Mapping[str, str], **objective: Any
+) -> dict[str, Any]:
     """Run a prepared training, write its folder, and return the content of training.json.
 
     Args:
+        inputs: hashes of what the steps read beside the text, by name.
         objective: the arguments `terms`, `weights` and `predicted` of TermsTrainer.
     """
     data, count, base = settings.data, Count.of(lm.model), str(lm.identity["fingerprint"])
     if not settings.model.train_encoder:  # its weights are in no checkpoint
         base += fingerprint(lm.model.encoder)
+    parts = [lm.model.encoder, *(lm.model.cross_attentions() if settings.model.warmed_up else ())]
+    if not settings.model.random_encoder:
+        name = "warmed_up" if settings.model.warmed_up else "encoder"
+        inputs = {**inputs, name: fingerprint(nn.ModuleList(parts))}
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         for part in model.added_modules():
@@ -298,6 +305,7 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
         again=lambda: opened(settings, "cpu").model,
         row=data.decoder + (data.chunks * data.chunk if settings.stage == "main" else 0),
         base=base,
+        inputs=inputs,
         processing_class=lm.tokenizer,
         data_collator=default_collate,
         **objective,

@@ -84,6 +84,7 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
     samples: Dataset[dict[str, Tensor]]
     samples = rows = prepare(settings, lm, watch)
     teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
+    inputs = rows.inputs | ({} if teacher is None else {"teacher": teacher.identity["fingerprint"]})
     if teacher is not None and chosen.stored:
         with engines.processes().main_process_first():
             samples = store(teacher, rows, Path(settings.out) / "teacher", watch)
@@ -93,7 +94,7 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
         "weights": {"ce": chosen.ce, "kl": chosen.kl},
         "predicted": lambda batch: {"ce": batch["labels"][:, 1:], "kl": batch["input_ids"]},  # kl: all positions
     }
-    return fit(settings, lm, samples, watch, **objective)
+    return fit(settings, lm, samples, watch, inputs, **objective)
 
 
 def terms(

@@ -154,6 +154,11 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
             )
         self._found: dict[int, np.ndarray] = {}  # tokens of passages
 
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The hash of the index by its name, if there is one."""
+        return {} if self.index is None else {"index": self.index.hash}
+
     def __len__(self) -> int:
         return self.samples
 

@@ -1,17 +1,18 @@
 """The common part of all trainings on the Hugging Face Trainer: settings, engine, checkpoints, log, and saved files."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerState, TrainingArguments
 
 from farspan import files, hf
 from farspan.callback import MeasuringCallback
@@ -184,16 +185,6 @@ class PlacedArguments(TrainingArguments):
     place_model_on_device = False
 
 
-class AtBegin(TrainerCallback):
-    """Call `check` when everything is prepared and nothing is trained yet."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        self.check = check
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.check()
-
-
 def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> LM:
     """Load a model that is trained or used in a training, with the attention kernel `trainer.attention`.
 
@@ -228,6 +219,7 @@ def run(
     again: Callable[[], Any],
     row: int | None = None,
     base: str | None = None,
+    inputs: Mapping[str, str] = MappingProxyType({}),
     base_dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> dict[str, Any]:
@@ -244,13 +236,14 @@ def run(
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
         row: tokens of a row, if all have as many.
         base: fingerprint of the model that the training starts from; None for a new model.
+        inputs: hashes of other inputs by name, such as `index`; they are returned too.
         base_dtype: of the saved weights if `trainer.dtype` is "auto".
         options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
         OnlyPlanned: `watch.plan`.
-        ValueError: as `continued`; `out` has a checkpoint of another text or base model; another engine is in use than
-            the one that was requested; the training diverges; or the disk is full.
+        ValueError: as `continued`; `out` has a checkpoint of other inputs; another engine is in use than requested; the
+            training diverges; or the disk is full.
     """
     from farspan.train.terms_trainer import TermsTrainer
 
@@ -271,10 +264,10 @@ def run(
     )
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
     finished = checkpoint if before.global_step == how.steps else None
-    text = rows.corpus if finished is None else None  # nothing of it is read any more
-    checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, text, base, continues=bool(checkpoint), plan=watch.plan)
+    when = {"continues": checkpoint is not None, "finished": finished is not None, "plan": watch.plan}
+    recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, inputs, **when)
     read = _read(len(rows), row, how)
-    trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
+    trainer.add_callback(checkpoints.AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
         line = steps_in_words(how, read, row, checkpoint, finished=finished is not None)
         end_plan(trainer, callbacks, watch, line, how.steps - before.global_step)
@@ -293,7 +286,7 @@ def run(
             whole.config.use_cache = use_cache
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(whole, dtype, new)
-    return {"parameters": parameters} | read | _results(trainer.state, how)
+    return {"parameters": parameters} | read | _results(trainer.state, how) | recorded
 
 
 def _unsharded(model: Any, again: Callable[[], Any]) -> Any:
