@@ -675,6 +675,19 @@ def test_a_training_that_is_done_and_repeated_changes_nothing(
     assert all(torch.equal(weight, before[name]) for name, weight in weights(chosen).items())
 
 
+def test_a_continued_training_logs_and_evaluates_as_often_as_it_now_says(
+    settings: Callable[..., LmSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "b.txt").write_text(TEXT[::-1])
+    how = f"data.held_out={tmp_path / 'b.txt'}", "optimizer.decay_fraction=0"
+    train(settings("a", *how, "trainer.steps=4", "trainer.evaluate_every=4"))
+    chosen = settings("a", *how, "trainer.steps=7", *(f"trainer.{of}_every=1" for of in ("log", "save", "evaluate")))
+    train(chosen)
+    log = read_log(Path(chosen.out))
+    assert [entry["step"] for entry in log if "loss" in entry] == [2, 4, 5, 6, 7]
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [4, 5, 6, 7]
+
+
 def test_checkpoints_of_a_longer_training_are_refused(settings: Callable[..., LmSettings]) -> None:
     train(settings("a", "trainer.steps=4"))
     with pytest.raises(ValueError, match=r"checkpoint-4 is of a longer training than trainer\.steps = 3"):

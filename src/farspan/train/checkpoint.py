@@ -287,6 +287,14 @@ class Clock(TrainerCallback, ExportableState):
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # the Trainer expects it, see `stored`
 
 
+class Intervals(TrainerCallback):
+    """Log, save and evaluate as often as the settings say, also in a training that continues: the Trainer goes on as
+    often as before the checkpoint."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
 class CheckpointTrainer(Trainer):
     """The Trainer with a given optimizer and schedule. It stops if a loss or a saved weight is not finite. If a file of
     a checkpoint cannot be read or written, the error names it.

@@ -250,7 +250,7 @@ def run(
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
     interrupts = SavesWhenInterrupted(watch.notice)
-    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), interrupts]
+    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), checkpoints.Intervals(), interrupts]
     use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
