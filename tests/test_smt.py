@@ -324,6 +324,19 @@ def test_a_training_that_was_killed_continues_to_the_same_losses(
     assert_same_weights(killed, whole)
 
 
+def test_a_finished_training_that_is_repeated_keeps_what_it_recorded(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = "trainer.steps=6", "lengths.mode=fixed", "optimizer.decay_fraction=0"
+    before = train(settings("a", *how))
+    monkeypatch.setattr("farspan.train.smt.environment", lambda: {"threads": 99})
+    again = train(settings("a", *how, "trainer.log_every=1"))
+    assert again == before | {"settings": again["settings"]}
+    assert again == json.loads((tmp_path / "a" / "training.json").read_text())
+    assert again["settings"]["trainer"]["log_every"] == 1
+    assert train(settings("a", *how, "trainer.steps=8"))["threads"] == 99
+
+
 def test_a_training_is_not_continued_with_steps_that_would_have_changed_its_lengths(
     settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

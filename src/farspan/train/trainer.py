@@ -225,7 +225,7 @@ def run(
 ) -> dict[str, Any]:
     """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
 
-    Write `log.jsonl`, a line every `log_every` steps and at each checkpoint. Return the counts, losses and seconds.
+    Log a line every `log_every` steps and at each checkpoint. Return counts, losses, seconds, and if it was `finished`.
 
     Args:
         rows: a Dataset with the attribute `corpus`.
@@ -286,7 +286,7 @@ def run(
             whole.config.use_cache = use_cache
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(whole, dtype, new)
-    return {"parameters": parameters} | read | _results(trainer.state, how) | recorded
+    return {"finished": finished is not None, "parameters": parameters} | read | _results(trainer.state, how) | recorded
 
 
 def _unsharded(model: Any, again: Callable[[], Any]) -> Any:
@@ -408,6 +408,7 @@ def write_up(
     Return the content of training.json: `summary` and the settings.
 
     Args:
+        summary: with the result of `run`. If nothing was trained now, the entries of training.json are kept.
         card: returns the text of the model card, given the summary and the entries of the log.
         draw: draws the entries of the log into files of a folder.
 
@@ -415,7 +416,8 @@ def write_up(
         ValueError: the folder cannot be written, such as on a full disk.
     """
     out = Path(settings.out)
-    summary |= {"settings": settings.model_dump(mode="json")}
+    recorded = _recorded(out, settings.trainer.steps) if summary.pop("finished", False) else {}
+    summary |= recorded | {"settings": settings.model_dump(mode="json")}
     if engines.is_first_process():
         with checkpoints.writing(out):
             with files.added(out, last="tokenizer.json") as new:
@@ -426,6 +428,15 @@ def write_up(
                 draw(log, out)
                 files.write(out / "README.md", card(summary, log))
     return summary
+
+
+def _recorded(out: Path, steps: int) -> dict[str, Any]:
+    """Return the content of training.json if it is of a training of `steps` steps, else an empty dict."""
+    with suppress(ValueError, LookupError, TypeError, OSError):  # missing, damaged, or of another program
+        found: dict[str, Any] = files.read_json(out / "training.json")
+        if found["settings"]["trainer"]["steps"] == steps:
+            return found
+    return {}
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
