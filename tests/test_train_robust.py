@@ -939,6 +939,20 @@ def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
     assert ("do not compare this\nmodel's forgetting curve" in model_card(summary, [])) == told
 
 
+@pytest.mark.parametrize(
+    ("draw", "rows"),
+    [
+        ("spans:span=4", "rows of 32 tokens from documents of up to 64, each token at its own position"),
+        ("skip:chunks=3", "rows of 32 tokens from documents of up to 64, at positions of up to the same number"),
+        ("full", "whole documents of up to 64 tokens"),
+    ],
+)
+def test_a_card_names_the_draw_and_what_its_rows_are(base: Path, tmp_path: Path, draw: str, rows: str) -> None:
+    settings = read_config(base / "smt.toml", smt.SmtSettings, [f"out={tmp_path}", f"smt.draw={draw}"])
+    summary = {"settings": settings.model_dump(mode="json"), "window": 32, "trained": 1, "parameters": 2, "rows": 8}
+    assert f"{rows} (the draw `{draw}`)." in model_card(summary | {"from": {"trained_length": 4096}}, [])
+
+
 @pytest.mark.parametrize("kind", ["lm", "smt"])
 def test_a_saved_config_keeps_a_longer_context_and_the_cache(settings: Make, tmp_path: Path, kind: str) -> None:
     train(kind, settings(kind))

@@ -137,14 +137,17 @@ library_name: transformers
 ---
 # {name}, extended to {target:,} tokens
 
-Made by farspan from {name}, which was trained with contexts of {before:,} tokens, by Sparse Memory Training: rows of
-{window:,} tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of
-{parameters:,} parameters were trained, for {steps:,} steps of {batch}. It opens in plain transformers.
+Made by farspan from {name}, which was trained with contexts of {before:,} tokens, by Sparse Memory Training:
+{rows} (the draw `{draw}`). {trained:,} of {parameters:,} parameters
+were trained, for {steps:,} steps of {batch}. It opens in plain transformers.
 {repeats}{scaled}{measured}
 ![losses](losses.png)
 
 All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
 """
+ROWS = "rows of {window:,} tokens from documents of up to {target:,}, {where}"  # of each draw but `full`
+WHOLE = "whole documents of up to {target:,} tokens"
+KEEPS_POSITIONS = ("sparse", "uniform", "spans")  # draws
 REPEATS = """
 Some rows were a text and the same text again, `[bos] S [bos] S` (the draw `{draw}`). That is the task of the forgetting
 curve, which the Forgetting Curve paper (section 3.2) measures on models that are not trained on it: do not compare this
@@ -159,17 +162,21 @@ It was trained with log-n scaling of its queries, which a plain checkpoint does 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
     """Return the README.md of a trained model, from its training.json and log.jsonl."""
     settings = summary["settings"]
-    steps, draw = settings["trainer"]["steps"], settings["smt"]["draw"]
+    steps, draw, target = settings["trainer"]["steps"], settings["smt"]["draw"], settings["lengths"]["target"]
+    name = draw.partition(":")[0]
+    where = "each token at its own position" if name in KEEPS_POSITIONS else "at positions of up to the same number"
     return CARD.format(
         **base_of(settings["model"]["name"]),
         before=summary["from"]["trained_length"] or summary["window"],
-        target=settings["lengths"]["target"],
+        target=target,
+        rows=(WHOLE if name == "full" else ROWS).format(window=summary["window"], target=target, where=where),
+        draw=draw,
         steps=steps,
         batch=counted(summary["rows"] // steps, "row"),
         repeats=REPEATS.format(draw=draw) if REPEATING.search(draw) else "",
         scaled=SCALED.format(how=how) if (how := _scaling(summary)) else "",
         measured=measured_table(log, settings["watch"]["text"]),
-        **{key: summary[key] for key in ("window", "trained", "parameters")},
+        **{key: summary[key] for key in ("trained", "parameters")},
     )
 
 
