@@ -600,6 +600,29 @@ def test_a_training_watches_itself(settings: Callable[..., Any], drawn: None) ->
     assert (Path(chosen.out) / "losses.svg").stat().st_size
 
 
+ENCODER = "an encoder and cross-attention, 5 parameters, were trained beside decoder"
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ((), (ENCODER, "24 tokens in the decoder after\n3 chunks of 8")),
+        (("model.train_encoder=false",), ("cross-attention, 5 parameters, was trained between a frozen encoder and",)),
+        (("stage=warmup",), (ENCODER, "24 tokens in the decoder and the same tokens as\n3 chunks", "in this warm-up.")),
+        (("model.warmed_up=w", "data.mixture={ copied = 1.0 }"), ("context in its warm-up and in a share of its",)),
+        (("model.warmed_up=w", "model.random_encoder=true"), ()),
+    ],
+)  # fmt: skip
+def test_a_card_says_what_was_trained_and_whether_to_copy(
+    settings: Callable[..., Any], changes: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    chosen = settings("a", *changes)
+    summary = {"settings": chosen.model_dump(mode="json"), "stage": chosen.stage, "trained": 5, "rows": 48}
+    card = cepe_report.model_card(summary | {"from": {"separator": {"ids": [0]}}}, [])
+    assert all(part in card for part in parts)
+    assert ("do not compare this model's forgetting curve" in card) == any("warm-up" in part for part in parts)
+
+
 def test_what_is_measured_is_reported(
     settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
