@@ -137,6 +137,14 @@ def test_a_batch_in_pieces_trains_as_the_whole(settings: Make, tmp_path: Path, d
         torch.testing.assert_close(weight, after[name], rtol=0, atol=2e-4)
 
 
+def test_a_batch_in_pieces_with_less_than_a_label_each_trains_as_the_whole(settings: Make) -> None:
+    how = "smt.targets=1", "smt.mixed=off", "lengths.mode=fixed", "trainer.batch=4", "trainer.log_every=1"
+    one, whole = (settings(f"{n}", f"trainer.micro_batch={n}", *how, "trainer.steps=4") for n in (1, 4))
+    train(one)
+    train(whole)
+    assert [loss for _, loss in losses(one)] == pytest.approx([loss for _, loss in losses(whole)], rel=1e-4)
+
+
 def test_a_trained_folder_is_a_model_like_any_other(settings: Make, tmp_path: Path, drawn: None) -> None:
     chosen = settings("a", "trainer.steps=6", "lengths.by=48")
     summary = train(chosen)
