@@ -415,7 +415,7 @@ def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Cal
         rows = ready(settings("a", *overrides))[1]
         return float(torch.stack([rows[i]["context_attention_mask"] for i in range(40)]).float().mean())
 
-    assert seen("stage=warmup", "data.noise.rate=1.0") == 1
+    assert seen("stage=warmup") == 1
     assert seen("data.noise.rate=0.0") == 1
     assert seen("data.noise.rate=1.0", "data.noise.whole=1.0") == 0
     assert 0.7 < seen() < 0.95  # 1 - 0.3 · (0.1 + 0.9 · 9/16)
@@ -449,6 +449,15 @@ def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
     frozen = settings("frozen", "model.train_encoder=false", "trainer.steps=2")
     train(frozen)
     assert torch.equal(added(frozen)[encoder], plain[encoder])
+
+
+def test_an_encoder_beside_that_of_a_warm_up_is_named(settings: Callable[..., Any], tmp_path: Path) -> None:
+    """Some configs have both, so that `model.warmed_up=` is all that an ablation changes."""
+    train(settings("warm", "stage=warmup", "trainer.steps=2"))
+    lines: list[str] = []
+    for chosen in (settings("a"), settings("a", f"model.warmed_up={tmp_path / 'warm'}")):
+        prepare(chosen, opened(chosen), TrainingWatch(notice=lines.append))
+    assert lines.count("model.encoder: it is not used, as model.warmed_up has an encoder") == 1
 
 
 def test_layers_and_states_are_chosen(settings: Callable[..., Any]) -> None:

@@ -835,6 +835,27 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ),
         ("smt", ["trained.rank=4"], r"rank = 4 has no effect with what = 'qk'.*give what = \"lora\""),
         ("smt", ["trained.what=all", "trained.norms=false"], r"norms = False has no effect with what = 'all'"),
+        *(
+            (
+                "smt",
+                ["lengths={ target = 64 }", "lengths.mode=fixed", f"lengths.{name}=40"],
+                rf"lengths: {name} = 40 has no effect with mode = 'fixed': .*give mode = \"progressive\" or \"cover\"",
+            )
+            for name in ("first", "by", "every")
+        ),
+        *(
+            ("smt", [f"smt.draw={draw}", "smt.targets=3"], rf"smt: targets = 3 has no effect with draw = '{draw}'")
+            for draw in ("skip:chunks=3", "pose", "random", "decoys", "recurrences", "full")
+        ),
+        ("smt", ["smt.mixed=off", "smt.beta=2"], r"smt: beta = 2\.0 has no effect with mixed = 'off'"),
+        (
+            "cepe",
+            ["stage=warmup", "data.noise.rate=1"],
+            r"data: noise\.rate = 1\.0 has no effect with stage = 'warmup'",
+        ),
+        ("cepe", ["data.index=i"], r"data: index = 'i' has no effect with a mixture without `retrieved`"),
+        ("cepe", ["data.query=8"], r"data: query = 8 has no effect with a mixture without `retrieved`"),
+        ("distill", ["distill.delta=1e-3"], r"distill: delta = 0\.001 has no effect with variant = 'drop'"),
         ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
         ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"needs trainer\.steps >= "),
         (

@@ -14,6 +14,7 @@ from farspan.report.export import counted
 from farspan.report.figure import COLOURS, Figure, Line, Rule
 from farspan.report.picture import draw_grid
 from farspan.stats import MeasuredCurve, MemoryLength, Summary, measured_mean
+from farspan.train.draws import MEMORIES
 
 TERMS = {"loss_sparse": "target after sampled memory", "loss_window": "ordinary window"}
 REPEATING = re.compile(r"\brepeat=(?!0*\.?0*(,|$))")  # a share above 0
@@ -147,7 +148,6 @@ All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
 """
 ROWS = "rows of {window:,} tokens from documents of up to {target:,}, {where}"  # of each draw but `full`
 WHOLE = "whole documents of up to {target:,} tokens"
-KEEPS_POSITIONS = ("sparse", "uniform", "spans")  # draws
 REPEATS = """
 Some rows were a text and the same text again, `[bos] S [bos] S` (the draw `{draw}`). That is the task of the forgetting
 curve, which the Forgetting Curve paper (section 3.2) measures on models that are not trained on it: do not compare this
@@ -164,7 +164,7 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
     settings = summary["settings"]
     steps, draw, target = settings["trainer"]["steps"], settings["smt"]["draw"], settings["lengths"]["target"]
     name = draw.partition(":")[0]
-    where = "each token at its own position" if name in KEEPS_POSITIONS else "at positions of up to the same number"
+    where = "each token at its own position" if name in MEMORIES else "at positions of up to the same number"
     return CARD.format(
         **base_of(settings["model"]["name"]),
         before=summary["from"]["trained_length"] or summary["window"],

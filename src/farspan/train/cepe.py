@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
@@ -111,6 +111,13 @@ class CepeSettings(WatchedSettings):
     trainer: CepeTrainer = CepeTrainer()
     watch: CepeWatchSettings = CepeWatchSettings()
 
+    @field_validator("data")
+    @classmethod
+    def _of_stage(cls, data: DocumentSettings, given: ValidationInfo) -> DocumentSettings:
+        if given.data.get("stage") == "warmup":
+            data.noise.refuse_unused(("rate", "whole"), "stage = 'warmup'", 'stage = "main"', "noise.")
+        return data
+
 
 @training
 def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
@@ -174,6 +181,8 @@ def prepare(settings: CepeSettings, lm: LM, watch: TrainingWatch) -> DocumentRow
         hf.checkpoint_activations(model)
     if settings.model.random_encoder and settings.model.warmed_up:
         watch.notice("model.random_encoder: the weights of model.warmed_up are not used")
+    elif settings.model.warmed_up and settings.model.encoder:
+        watch.notice("model.encoder: it is not used, as model.warmed_up has an encoder")
     watch.notice(f"{lm.name}: {Count.of(model)}")
     if "filter" in rows.kinds:
         watch.notice(

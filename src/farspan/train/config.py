@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module, resources
 from pathlib import Path
@@ -39,6 +39,17 @@ class Settings(BaseModel):
             if isinstance(number, int | float) and abs(number) > most:
                 raise ValueError(f"expected a number of at most {most:g}")
         return value
+
+    def refuse_unused(self, names: Iterable[str], given: str, fix: str, table: str = "") -> None:
+        """Raise ValueError for the first of these fields that is not its default, as `given` leaves it without effect.
+
+        Args:
+            fix: what it needs instead.
+            table: of the fields, with a dot, where the error is not located in it.
+        """
+        for name in names:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{table}{name} = {value!r} has no effect with {given}: leave it out, or give {fix}")
 
 
 def _folder(name: str) -> str:

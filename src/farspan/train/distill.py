@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
@@ -61,6 +61,12 @@ class DistillationSettings(Settings):
     delta: float = Field(1e-6, gt=0)  # δ of `smooth`
     top: int = Field(50, gt=0)  # K, the number of tokens used of each distribution
     stored: bool = True  # compute the teacher's distributions once, before the training; false: at each step
+
+    @model_validator(mode="after")
+    def _of_variant(self) -> "DistillationSettings":
+        if self.variant != "smooth":
+            self.refuse_unused(("delta",), f"variant = {self.variant!r}", 'variant = "smooth"')
+        return self
 
 
 class DistillSettings(CepeSettings):

@@ -78,6 +78,9 @@ class DocumentSettings(Settings):
                 raise ValueError(
                     f"query = {self.query:,} leaves no tokens to predict of decoder = {self.decoder:,} tokens"
                 )
+        else:
+            fix = "mixture = { retrieved = 1.0 }"
+            self.refuse_unused(("index", "query"), "a mixture without `retrieved`", fix)
         if self.mixture.get("copied") and self.decoder > self.chunks * self.chunk:
             raise ValueError(
                 f"the mixture has `copied`: data.decoder = {self.decoder:,} tokens must be at most the data.chunks x "

@@ -341,6 +341,7 @@ class FullLength:
         return Drawn(everything, everything, length - 1)
 
 
+MEMORIES = ("sparse", "uniform", "spans")  # draws with a target after a sampled memory; others predict every token
 DRAWS: dict[str, type[Draw]] = {
     "sparse": SparseMemory,
     "uniform": Uniform,

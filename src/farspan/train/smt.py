@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from farspan import hf
 from farspan.callback import MeasuringCallback
@@ -32,7 +32,7 @@ from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import read_corpus
 from farspan.train.config import BEGUN, Settings
-from farspan.train.draws import Recurrences, draw_named
+from farspan.train.draws import MEMORIES, Recurrences, draw_named
 from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings
@@ -80,6 +80,14 @@ class SparseSettings(Settings):
     beta: float = Field(1.0, ge=0)  # weight of the ordinary window
     mixed: Mixed = "concat"
     first_target: FirstTarget = "auto"
+
+    @model_validator(mode="after")
+    def _of_draw(self) -> "SparseSettings":
+        if self.draw.partition(":")[0] not in MEMORIES:
+            self.refuse_unused(("targets",), f"draw = {self.draw!r}", f"a draw with targets: {', '.join(MEMORIES)}")
+        if self.mixed == "off":
+            self.refuse_unused(("beta",), "mixed = 'off'", 'mixed = "concat" or "alternate"')
+        return self
 
 
 class SmtOptimizer(OptimizerSettings):
