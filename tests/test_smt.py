@@ -389,8 +389,21 @@ def test_a_training_watches_itself_without_noticing(settings: Make, tmp_path: Pa
     nats = [row.scores["nats"] for row in rows if (row.model, row.length) == ("step-12", 128)]
     assert len(nats) == 2
     assert measured[12]["farspan/perplexity_128"] == pytest.approx(math.exp(sum(nats) / 2), abs=1e-3)
-    assert "| 128 |" in (tmp_path / "watched" / "README.md").read_text()
+    card = (tmp_path / "watched" / "README.md").read_text()
+    assert f"\nHeld-out text ({held_out}), the same tokens" in card
+    assert "| 128 |" in card
     assert max(row.length for row in farspan.read_rows(tmp_path / "watched" / "farspan")) == 56
+
+
+@pytest.mark.parametrize("shuffled", ["", "shuffled:"])
+def test_a_text_that_is_trained_on_is_not_called_held_out(settings: Make, tmp_path: Path, shuffled: str) -> None:
+    (tmp_path / "copy").symlink_to(tmp_path / "text")
+    text, lines = f"{shuffled}{tmp_path / 'copy'}", list[str]()
+    watch = f"watch.text={text}", "watch.every=2", "watch.repeats=2", "watch.curve=false", "watch.lengths=[16,32]"
+    chosen = settings("a", "trainer.steps=2", "lengths.mode=fixed", *watch)
+    assert train(chosen, TrainingWatch(notice=lines.append))["measured_on_training_text"]
+    assert f"watch.text = {text!r} is the text that is trained on: it is not measured on held-out text" in lines
+    assert f"\nText of the training ({text}), the same tokens" in (tmp_path / "a" / "README.md").read_text()
 
 
 def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path, drawn: None) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -493,6 +494,15 @@ def test_one_process_trains_its_batch_on_one_gpu_whatever_their_number(
     monkeypatch.setattr(engines, "use_one_gpu", lambda *given: None)
     with pytest.raises(ValueError, match="DataParallel is in use"):
         train(settings("b", "trainer.steps=3"))
+
+
+def test_a_held_out_text_that_is_trained_on_is_named(settings: Callable[..., LmSettings], tmp_path: Path) -> None:
+    lines: list[str] = []
+    chosen = settings("a", "trainer.steps=1", f"data.held_out={tmp_path / 'copy.txt'}")
+    shutil.copy(chosen.data.text, tmp_path / "copy.txt")
+    train(chosen, TrainingWatch(notice=lines.append))
+    named = f"data.held_out = {chosen.data.held_out!r} is the text that is trained on"
+    assert [line.partition(":")[0] for line in lines].count(named) == 1
 
 
 def test_the_held_out_loss_is_that_of_the_saved_model_and_is_computed_once(

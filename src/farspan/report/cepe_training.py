@@ -76,6 +76,8 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
         batch=counted(summary["rows"] // steps, "window"),
         window=data["decoder"] + len(summary["from"]["separator"]["ids"]),
         text=Path(data["text"]).name,
-        measured=measured_table(log, settings["watch"]["text"]),
+        measured=measured_table(
+            log, settings["watch"]["text"], trained_on=summary.get("measured_on_training_text", False)
+        ),
         **{key: data[key] for key in ("decoder", "chunks", "chunk")},
     )

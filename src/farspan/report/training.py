@@ -62,7 +62,7 @@ def line(label: str, points: Iterable[tuple[float, float]], index: int, **look: 
 
 
 def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
-    """Return the perplexity of the held-out text by step, a line for each length; None where it was not measured.
+    """Return the perplexity of the measured text by step, a line for each length; None where it was not measured.
 
     Args:
         window: lengths of at most this many tokens are dashed.
@@ -75,9 +75,7 @@ def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
         found = ((entry["step"], entry[name]) for entry in log if name in entry)
         look = {"style": "dashed" if length <= window else "solid", "shade": place / max(1, len(lengths) - 1)}
         lines.append(line(f"{length:,} tokens", found, 0, **look))
-    return (
-        Figure(f"Held-out perplexity by length ({dashed})", "step", "perplexity", lines, log_y=True) if lines else None
-    )
+    return Figure(f"Perplexity by length ({dashed})", "step", "perplexity", lines, log_y=True) if lines else None
 
 
 def _measured_lengths(log: Log) -> list[int]:
@@ -175,7 +173,9 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
         batch=counted(summary["rows"] // steps, "row"),
         repeats=REPEATS.format(draw=draw) if REPEATING.search(draw) else "",
         scaled=SCALED.format(how=how) if (how := _scaling(summary)) else "",
-        measured=measured_table(log, settings["watch"]["text"]),
+        measured=measured_table(
+            log, settings["watch"]["text"], trained_on=summary.get("measured_on_training_text", False)
+        ),
         **{key: summary[key] for key in ("trained", "parameters")},
     )
 
@@ -194,14 +194,19 @@ def base_of(name: str) -> dict[str, str]:
     return {"base": f"base_model: {name}\n" if on_hub else "", "name": name if on_hub else Path(name).name}
 
 
-def measured_table(log: Log, text: str) -> str:
-    """Return the measurements on a held-out text at the first and the last step as Markdown; "" if there are none."""
+def measured_table(log: Log, text: str, *, trained_on: bool = False) -> str:
+    """Return the measurements on a text at the first and the last step as Markdown; "" if there are none.
+
+    Args:
+        trained_on: the text is that of the training.
+    """
     measured = [entry for entry in log if _measured_lengths([entry])]
     if not measured:
         return ""
     ends = measured[0], measured[-1]
     steps = _steps(ends)
-    lines = [f"\nHeld-out text ({text}), the same tokens after more and more of it:\n"]
+    kind = "Text of the training" if trained_on else "Held-out text"
+    lines = [f"\n{kind} ({text}), the same tokens after more and more of it:\n"]
     lines += ["| tokens | " + " | ".join(f"{what}, {at}" for what in ("perplexity", "accuracy") for at in steps) + " |"]
     lines += ["|---|---|---|---|---|"]
     for length in _measured_lengths(ends):

@@ -48,7 +48,7 @@ from farspan.train.objective import last_hidden, mean_nats
 from farspan.train.progress import TrainingWatch
 from farspan.train.trained import Count
 from farspan.train.trainer import RunSettings, load_finite, read_log, record_settings, run, training, write_up
-from farspan.train.watching import WatchedSettings, WatchSettings, measuring
+from farspan.train.watching import WatchedSettings, WatchSettings, measures_training_text, measuring
 
 RANDOM_STD = 0.02  # of the weights under model.initial = "random"
 # settings that a warm-up decides, and their fields in its config
@@ -304,12 +304,14 @@ def fit(
 
     if settings.trainer.engine == "fsdp2":
         shard(lm.model)
+    callbacks = watching(lm, settings)
+    of_training = measures_training_text(callbacks, rows.corpus, lm.tokenizer, watch.notice)
     summary = run(
         lm.model,
         rows,
         settings,
         watch,
-        callbacks=watching(lm, settings),
+        callbacks=callbacks,
         save=save,
         again=lambda: opened(settings, "cpu").model,
         row=data.decoder + (data.chunks * data.chunk if settings.stage == "main" else 0),
@@ -319,6 +321,7 @@ def fit(
         data_collator=default_collate,
         **objective,
     )
+    summary["measured_on_training_text"] = of_training
     summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()
     return write_up(settings, summary, lm.tokenizer, model_card, partial(draw, window=data.decoder))
 

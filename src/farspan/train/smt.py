@@ -42,7 +42,7 @@ from farspan.train.schedule import LengthSettings, Schedule, schedule
 from farspan.train.temperature import PARAMETER, learns_scales, save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import RunSettings, load_finite, record_settings, run, save_whole, training, write_up
-from farspan.train.watching import WatchedSettings, measuring
+from farspan.train.watching import WatchedSettings, measures_training_text, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
 
@@ -146,12 +146,14 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         model.config.get_text_config(decoder=True).max_position_embeddings = longest
         save_whole(model, dtype, folder)
 
+    callbacks = watching(lm, settings)
+    of_training = measures_training_text(callbacks, rows.corpus, lm.tokenizer, watch.notice)
     summary = run(
         model,
         rows,
         settings,
         watch,
-        callbacks=watching(lm, settings),
+        callbacks=callbacks,
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         base=lm.identity["fingerprint"],
@@ -165,6 +167,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
+    summary["measured_on_training_text"] = of_training
     lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
     return write_up(settings, summary | environment(), lm.tokenizer, model_card, partial(draw_losses, window=rows.row))
 
