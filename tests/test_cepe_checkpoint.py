@@ -137,6 +137,20 @@ def test_an_adapter_refuses_another_base_and_names_both(tmp_path: Path) -> None:
         cepe.from_pretrained(tmp_path / "adapter", base=other)
 
 
+def test_an_adapter_refuses_a_base_of_which_one_row_differs_unless_an_older_version_wrote_it(tmp_path: Path) -> None:
+    model = cepe.from_base(saved_base(tmp_path / "base"), tiny_encoder())
+    model.save_pretrained(tmp_path / "adapter", adapter_only=True)
+    other = tiny_model("llama")
+    other.model.layers[1].self_attn.q_proj.weight.data[17] += 1
+    with pytest.raises(ValueError, match="their weights differ"):
+        cepe.from_pretrained(tmp_path / "adapter", base=other)
+    file = tmp_path / "adapter" / "config.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "cepe_weights_by_row"}))
+    cepe.from_pretrained(tmp_path / "adapter", base=other)
+    with pytest.raises(ValueError, match="their weights differ"):
+        cepe.from_pretrained(tmp_path / "adapter", base=str(saved_base(tmp_path / "other", seed=1)))
+
+
 @pytest.mark.parametrize("adapter_only", [False, True])
 def test_additions_in_float32_over_a_base_in_bfloat16_stay_so(adapter_only: bool, tmp_path: Path) -> None:
     tiny_model("llama").bfloat16().save_pretrained(tmp_path / "base")

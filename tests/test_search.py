@@ -316,10 +316,11 @@ def test_the_command_ends_with_a_comparison_that_works(model: Path, drawn: None)
     }  # fmt: skip
 
 
-def test_the_comparison_copies_the_same_text_as_the_search(model: Path) -> None:
-    done = farspan_cli("search", "rope", model, *COMMAND.split(), "--target-text", "shuffled", "--json")
+def test_the_comparison_copies_the_same_text_and_probes_as_the_search(model: Path) -> None:
+    how = "--target-text", "shuffled", "--warmup", 2, "--scored", 9
+    done = farspan_cli("search", "rope", model, *COMMAND.split(), *how, "--json")
     words = shlex.split(json.loads(done.stdout)["command"])
-    assert "curve:protocol=probe,target_text=shuffled" in words
+    assert "curve:protocol=probe,target_text=shuffled,warmup=2,scored=9" in words
     compared = farspan_cli(*words[1:], "--out", "compared", "--no-cost")
     assert compared.exit_code == 0, compared.output
 

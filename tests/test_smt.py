@@ -137,6 +137,14 @@ def test_a_batch_in_pieces_trains_as_the_whole(settings: Make, tmp_path: Path, d
         torch.testing.assert_close(weight, after[name], rtol=0, atol=2e-4)
 
 
+def test_a_batch_in_pieces_with_less_than_a_label_each_trains_as_the_whole(settings: Make) -> None:
+    how = "smt.targets=1", "smt.mixed=off", "lengths.mode=fixed", "trainer.batch=4", "trainer.log_every=1"
+    one, whole = (settings(f"{n}", f"trainer.micro_batch={n}", *how, "trainer.steps=4") for n in (1, 4))
+    train(one)
+    train(whole)
+    assert [loss for _, loss in losses(one)] == pytest.approx([loss for _, loss in losses(whole)], rel=1e-4)
+
+
 def test_a_trained_folder_is_a_model_like_any_other(settings: Make, tmp_path: Path, drawn: None) -> None:
     chosen = settings("a", "trainer.steps=6", "lengths.by=48")
     summary = train(chosen)
@@ -324,6 +332,19 @@ def test_a_training_that_was_killed_continues_to_the_same_losses(
     assert_same_weights(killed, whole)
 
 
+def test_a_finished_training_that_is_repeated_keeps_what_it_recorded(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = "trainer.steps=6", "lengths.mode=fixed", "optimizer.decay_fraction=0"
+    before = train(settings("a", *how))
+    monkeypatch.setattr("farspan.train.smt.environment", lambda: {"threads": 99})
+    again = train(settings("a", *how, "trainer.log_every=1"))
+    assert again == before | {"settings": again["settings"]}
+    assert again == json.loads((tmp_path / "a" / "training.json").read_text())
+    assert again["settings"]["trainer"]["log_every"] == 1
+    assert train(settings("a", *how, "trainer.steps=8"))["threads"] == 99
+
+
 def test_a_training_is_not_continued_with_steps_that_would_have_changed_its_lengths(
     settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,8 +389,21 @@ def test_a_training_watches_itself_without_noticing(settings: Make, tmp_path: Pa
     nats = [row.scores["nats"] for row in rows if (row.model, row.length) == ("step-12", 128)]
     assert len(nats) == 2
     assert measured[12]["farspan/perplexity_128"] == pytest.approx(math.exp(sum(nats) / 2), abs=1e-3)
-    assert "| 128 |" in (tmp_path / "watched" / "README.md").read_text()
+    card = (tmp_path / "watched" / "README.md").read_text()
+    assert f"\nHeld-out text ({held_out}), the same tokens" in card
+    assert "| 128 |" in card
     assert max(row.length for row in farspan.read_rows(tmp_path / "watched" / "farspan")) == 56
+
+
+@pytest.mark.parametrize("shuffled", ["", "shuffled:"])
+def test_a_text_that_is_trained_on_is_not_called_held_out(settings: Make, tmp_path: Path, shuffled: str) -> None:
+    (tmp_path / "copy").symlink_to(tmp_path / "text")
+    text, lines = f"{shuffled}{tmp_path / 'copy'}", list[str]()
+    watch = f"watch.text={text}", "watch.every=2", "watch.repeats=2", "watch.curve=false", "watch.lengths=[16,32]"
+    chosen = settings("a", "trainer.steps=2", "lengths.mode=fixed", *watch)
+    assert train(chosen, TrainingWatch(notice=lines.append))["measured_on_training_text"]
+    assert f"watch.text = {text!r} is the text that is trained on: it is not measured on held-out text" in lines
+    assert f"\nText of the training ({text}), the same tokens" in (tmp_path / "a" / "README.md").read_text()
 
 
 def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path, drawn: None) -> None:

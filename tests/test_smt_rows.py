@@ -119,6 +119,9 @@ def test_the_first_target_follows_its_rule() -> None:
     }
     assert set(kept["keep"]) == {16}
     assert set(kept["mask"]) == {15}
+    for draw, row in (("sparse", "window"), ("full", "sparse"), ("random", "sparse")):  # nothing was sampled
+        auto, mask = (rows(draw=draw, first_target=rule)[0][row]["labels"] for rule in ("auto", "mask"))
+        assert torch.equal(auto, mask)
     assert 0.3 < np.mean(kept["auto"]) - 15 < 0.8  # the last of the memory is drawn every other time
 
 

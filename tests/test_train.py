@@ -3,7 +3,9 @@
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ import farspan.train.lm
 from farspan.report import progress
 from farspan.terminal import Terminal
 from farspan.text.corpora import Corpus, load
-from farspan.train import checkpoint
+from farspan.train import checkpoint, engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.cepe import CepeSettings
 from farspan.train.config import RECIPES, read_config, settings_of
@@ -465,6 +467,44 @@ def test_tokens_are_those_that_were_read(settings: Callable[..., LmSettings], mo
     assert train(settings("a", "trainer.batch=8", "trainer.steps=9"))["tokens"] == read[0] < 9 * 8 * 64
 
 
+def test_one_process_trains_its_batch_on_one_gpu_whatever_their_number(
+    settings: Callable[..., LmSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would give each GPU a micro-batch (DataParallel)."""
+    setup = transformers.TrainingArguments.__dict__["_setup_devices"].func
+
+    def with_two(arguments: transformers.TrainingArguments) -> torch.device:
+        device: torch.device = setup(arguments)
+        arguments._n_gpu = 2
+        return device
+
+    (two := cached_property(with_two)).__set_name__(transformers.TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(transformers.TrainingArguments, "_setup_devices", two)
+    sizes, original, lines = [], checkpoint.CheckpointTrainer.training_step, list[str]()
+
+    def training_step(trainer: Any, model: nn.Module, inputs: dict[str, Tensor], *others: Any) -> Tensor:
+        sizes.append(len(inputs["input_ids"]))
+        return original(trainer, model, inputs, *others)
+
+    monkeypatch.setattr(checkpoint.CheckpointTrainer, "training_step", training_step)
+    train(settings("a", "trainer.steps=3"), TrainingWatch(notice=lines.append))
+    assert sizes == [2] * 6
+    assert any("one of the 2 GPUs" in line and "torchrun --nproc-per-node=2" in line for line in lines)
+
+    monkeypatch.setattr(engines, "use_one_gpu", lambda *given: None)
+    with pytest.raises(ValueError, match="DataParallel is in use"):
+        train(settings("b", "trainer.steps=3"))
+
+
+def test_a_held_out_text_that_is_trained_on_is_named(settings: Callable[..., LmSettings], tmp_path: Path) -> None:
+    lines: list[str] = []
+    chosen = settings("a", "trainer.steps=1", f"data.held_out={tmp_path / 'copy.txt'}")
+    shutil.copy(chosen.data.text, tmp_path / "copy.txt")
+    train(chosen, TrainingWatch(notice=lines.append))
+    named = f"data.held_out = {chosen.data.held_out!r} is the text that is trained on"
+    assert [line.partition(":")[0] for line in lines].count(named) == 1
+
+
 def test_the_held_out_loss_is_that_of_the_saved_model_and_is_computed_once(
     settings: Callable[..., LmSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,6 +683,19 @@ def test_a_training_that_is_done_and_repeated_changes_nothing(
     assert counted[0] == 0
     assert again["loss"] == first["loss"]
     assert all(torch.equal(weight, before[name]) for name, weight in weights(chosen).items())
+
+
+def test_a_continued_training_logs_and_evaluates_as_often_as_it_now_says(
+    settings: Callable[..., LmSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "b.txt").write_text(TEXT[::-1])
+    how = f"data.held_out={tmp_path / 'b.txt'}", "optimizer.decay_fraction=0"
+    train(settings("a", *how, "trainer.steps=4", "trainer.evaluate_every=4"))
+    chosen = settings("a", *how, "trainer.steps=7", *(f"trainer.{of}_every=1" for of in ("log", "save", "evaluate")))
+    train(chosen)
+    log = read_log(Path(chosen.out))
+    assert [entry["step"] for entry in log if "loss" in entry] == [2, 4, 5, 6, 7]
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [4, 5, 6, 7]
 
 
 def test_checkpoints_of_a_longer_training_are_refused(settings: Callable[..., LmSettings]) -> None:

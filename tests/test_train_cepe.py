@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,13 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from test_train import numbered
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 
 import farspan
 from farspan.cepe.saving import ADAPTER
+from farspan.lm import fingerprint
 from farspan.measuring import trackers
 from farspan.report import cepe_training as cepe_report
 from farspan.report import training as smt_report
@@ -413,7 +415,7 @@ def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Cal
         rows = ready(settings("a", *overrides))[1]
         return float(torch.stack([rows[i]["context_attention_mask"] for i in range(40)]).float().mean())
 
-    assert seen("stage=warmup", "data.noise.rate=1.0") == 1
+    assert seen("stage=warmup") == 1
     assert seen("data.noise.rate=0.0") == 1
     assert seen("data.noise.rate=1.0", "data.noise.whole=1.0") == 0
     assert 0.7 < seen() < 0.95  # 1 - 0.3 · (0.1 + 0.9 · 9/16)
@@ -449,6 +451,15 @@ def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
     assert torch.equal(added(frozen)[encoder], plain[encoder])
 
 
+def test_an_encoder_beside_that_of_a_warm_up_is_named(settings: Callable[..., Any], tmp_path: Path) -> None:
+    """Some configs have both, so that `model.warmed_up=` is all that an ablation changes."""
+    train(settings("warm", "stage=warmup", "trainer.steps=2"))
+    lines: list[str] = []
+    for chosen in (settings("a"), settings("a", f"model.warmed_up={tmp_path / 'warm'}")):
+        prepare(chosen, opened(chosen), TrainingWatch(notice=lines.append))
+    assert lines.count("model.encoder: it is not used, as model.warmed_up has an encoder") == 1
+
+
 def test_layers_and_states_are_chosen(settings: Callable[..., Any]) -> None:
     config = opened(settings("a", "model.layers=1", "model.states=1")).model.config
     assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (1, 1)
@@ -473,6 +484,49 @@ def test_a_training_is_not_continued_beside_another_frozen_encoder(
             continue
         train(longer)
         tiny_encoder(max_position_embeddings=16).save_pretrained(tmp_path / "encoder")
+
+
+@pytest.mark.parametrize("changed", ["index", "teacher"])
+def test_a_training_is_not_continued_with_another_index_or_teacher(
+    settings: Callable[..., Any], tmp_path: Path, topical: Path, changed: str
+) -> None:
+    def index(words: int) -> str:
+        return str(retrieval.build(str(topical), tmp_path / "index", words=words))
+
+    def teacher(std: float) -> None:
+        shutil.copytree(tmp_path / "decoder", tmp_path / "teacher", dirs_exist_ok=True)
+        model = tiny_model()
+        model.lm_head.weight.data += std
+        model.save_pretrained(tmp_path / "teacher")
+
+    how: tuple[str, ...] = "optimizer.decay_fraction=0", "trainer.save_every=1"
+    if changed == "index":
+        how += "data.mixture={ retrieved = 1.0 }", f"data.index={tmp_path / 'index'}", "data.query=8"
+        kind, run, change = CepeSettings, train, index
+    else:
+        how += f"distill.teacher={tmp_path / 'teacher'}", "distill.stored=false"
+        kind, run, change = DistillSettings, distil, teacher
+    change(8)
+    before = run(settings("a", *how, "trainer.steps=2", kind=kind))
+    assert run(settings("a", *how, "trainer.steps=3", kind=kind))[changed] == before[changed]
+    shutil.rmtree(tmp_path / changed)
+    change(9)
+    with pytest.raises(
+        ValueError, match=f"the {changed} has changed since the training in .* expected {before[changed]}"
+    ):
+        run(settings("a", *how, "trainer.steps=4", kind=kind))
+
+
+def test_a_training_records_the_weights_that_it_began_with(settings: Callable[..., Any], tmp_path: Path) -> None:
+    warm_up = train(settings("warm", "stage=warmup", "trainer.steps=2"))
+    assert warm_up["encoder"] == fingerprint(nn.ModuleList([tiny_encoder(max_position_embeddings=16)]))
+    how = f"model.warmed_up={tmp_path / 'warm'}", "optimizer.decay_fraction=0"
+    before = train(settings("a", *how, "trainer.steps=2"))
+    assert json.loads((tmp_path / "a" / "training.json").read_text())["warmed_up"] == before["warmed_up"]
+    train(settings("warm", "stage=warmup", "trainer.steps=2", "trainer.seed=1", f"out={tmp_path / 'other'}"))
+    shutil.copy(tmp_path / "other" / ADAPTER, tmp_path / "warm" / ADAPTER)
+    assert train(settings("a", *how, "trainer.steps=4"))["warmed_up"] == before["warmed_up"]
+    assert train(settings("b", *how, "trainer.steps=2"))["warmed_up"] != before["warmed_up"]
 
 
 def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) -> None:
@@ -553,6 +607,29 @@ def test_a_training_watches_itself(settings: Callable[..., Any], drawn: None) ->
     assert f"| 48 | {measured[0]['farspan/perplexity_48']:.4g} | {measured[-1]['farspan/perplexity_48']:.4g} |" in card
     assert "cepe:chunk=8,decoder_window=25" in card
     assert (Path(chosen.out) / "losses.svg").stat().st_size
+
+
+ENCODER = "an encoder and cross-attention, 5 parameters, were trained beside decoder"
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ((), (ENCODER, "24 tokens in the decoder after\n3 chunks of 8")),
+        (("model.train_encoder=false",), ("cross-attention, 5 parameters, was trained between a frozen encoder and",)),
+        (("stage=warmup",), (ENCODER, "24 tokens in the decoder and the same tokens as\n3 chunks", "in this warm-up.")),
+        (("model.warmed_up=w", "data.mixture={ copied = 1.0 }"), ("context in its warm-up and in a share of its",)),
+        (("model.warmed_up=w", "model.random_encoder=true"), ()),
+    ],
+)  # fmt: skip
+def test_a_card_says_what_was_trained_and_whether_to_copy(
+    settings: Callable[..., Any], changes: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    chosen = settings("a", *changes)
+    summary = {"settings": chosen.model_dump(mode="json"), "stage": chosen.stage, "trained": 5, "rows": 48}
+    card = cepe_report.model_card(summary | {"from": {"separator": {"ids": [0]}}}, [])
+    assert all(part in card for part in parts)
+    assert ("do not compare this model's forgetting curve" in card) == any("warm-up" in part for part in parts)
 
 
 def test_what_is_measured_is_reported(
@@ -747,7 +824,7 @@ class Unlabelled(Dataset[dict[str, Tensor]]):
     """Rows whose first decoder tokens have no label, a different number in each row, as after retrieved passages."""
 
     def __init__(self, rows: Any) -> None:
-        self.rows, self.corpus = rows, rows.corpus
+        self.rows, self.corpus, self.inputs = rows, rows.corpus, rows.inputs
 
     def __len__(self) -> int:
         return len(self.rows)

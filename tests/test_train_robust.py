@@ -628,6 +628,38 @@ def test_another_number_of_processes_does_not_change_the_batch(
         smt.train(without)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_precision_is_that_of_the_settings_whatever_accelerate_is_told(
+    settings: Make, monkeypatch: pytest.MonkeyPatch, bf16: bool
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no" if bf16 else "bf16")  # as accelerate launch sets it
+    used = set()
+    original = CheckpointTrainer.training_step
+
+    def training_step(trainer: Any, *given: Any) -> Any:
+        used.add(trainer.accelerator.mixed_precision)
+        return original(trainer, *given)
+
+    monkeypatch.setattr(CheckpointTrainer, "training_step", training_step)
+    smt.train(settings("smt", f"trainer.bf16={str(bf16).lower()}"))
+    assert used == {"bf16" if bf16 else "no"}
+
+
+def test_another_kind_of_machine_does_not_change_the_precision(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, recorded = settings("smt", "trainer.bf16=auto"), tmp_path / "out" / "settings.json"
+    monkeypatch.setattr(smt.SmtTrainer, "uses_bf16", False)
+    assert smt.train(chosen)["settings"]["trainer"]["bf16"] is False
+    monkeypatch.setattr(smt.SmtTrainer, "uses_bf16", True)
+    with pytest.raises(ValueError, match=r"trainer\.bf16 was False, now True"):
+        smt.train(chosen)
+    before = json.loads(recorded.read_text())
+    before["trainer"]["bf16"] = "auto"  # as older versions recorded it
+    recorded.write_text(json.dumps(before))
+    smt.train(chosen)
+
+
 # the folder
 
 
@@ -812,6 +844,27 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ),
         ("smt", ["trained.rank=4"], r"rank = 4 has no effect with what = 'qk'.*give what = \"lora\""),
         ("smt", ["trained.what=all", "trained.norms=false"], r"norms = False has no effect with what = 'all'"),
+        *(
+            (
+                "smt",
+                ["lengths={ target = 64 }", "lengths.mode=fixed", f"lengths.{name}=40"],
+                rf"lengths: {name} = 40 has no effect with mode = 'fixed': .*give mode = \"progressive\" or \"cover\"",
+            )
+            for name in ("first", "by", "every")
+        ),
+        *(
+            ("smt", [f"smt.draw={draw}", "smt.targets=3"], rf"smt: targets = 3 has no effect with draw = '{draw}'")
+            for draw in ("skip:chunks=3", "pose", "random", "decoys", "recurrences", "full")
+        ),
+        ("smt", ["smt.mixed=off", "smt.beta=2"], r"smt: beta = 2\.0 has no effect with mixed = 'off'"),
+        (
+            "cepe",
+            ["stage=warmup", "data.noise.rate=1"],
+            r"data: noise\.rate = 1\.0 has no effect with stage = 'warmup'",
+        ),
+        ("cepe", ["data.index=i"], r"data: index = 'i' has no effect with a mixture without `retrieved`"),
+        ("cepe", ["data.query=8"], r"data: query = 8 has no effect with a mixture without `retrieved`"),
+        ("distill", ["distill.delta=1e-3"], r"distill: delta = 0\.001 has no effect with variant = 'drop'"),
         ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
         ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"needs trainer\.steps >= "),
         (
@@ -914,6 +967,20 @@ def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
     summary["from"] = {"trained_length": 4096}
     assert "which was trained with contexts of 4,096 tokens" in model_card(summary, [])
     assert ("do not compare this\nmodel's forgetting curve" in model_card(summary, [])) == told
+
+
+@pytest.mark.parametrize(
+    ("draw", "rows"),
+    [
+        ("spans:span=4", "rows of 32 tokens from documents of up to 64, each token at its own position"),
+        ("skip:chunks=3", "rows of 32 tokens from documents of up to 64, at positions of up to the same number"),
+        ("full", "whole documents of up to 64 tokens"),
+    ],
+)
+def test_a_card_names_the_draw_and_what_its_rows_are(base: Path, tmp_path: Path, draw: str, rows: str) -> None:
+    settings = read_config(base / "smt.toml", smt.SmtSettings, [f"out={tmp_path}", f"smt.draw={draw}"])
+    summary = {"settings": settings.model_dump(mode="json"), "window": 32, "trained": 1, "parameters": 2, "rows": 8}
+    assert f"{rows} (the draw `{draw}`)." in model_card(summary | {"from": {"trained_length": 4096}}, [])
 
 
 @pytest.mark.parametrize("kind", ["lm", "smt"])

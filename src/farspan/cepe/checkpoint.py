@@ -188,7 +188,10 @@ def _from_adapter(
         raise ValueError(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
         ) from error
-    hashes, names = (weights_hash(base), config.cepe_weights), (_name(base), made_for["name"])
+    its_hash = getattr(config, "cepe_weights_by_row", None)
+    by_row = its_hash is not None  # older versions did not record it
+    hashes = weights_hash(base, by_row=by_row), its_hash if by_row else config.cepe_weights
+    names = _name(base), made_for["name"]
     one, other = hashes if all(hashes) else names  # quantised weights have no hash
     if one != other:
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")

@@ -104,10 +104,9 @@ def search_rope(
         print_search(found, console)
         picture = draw_search(found)[0]
         console.print_line(f"{found.folder}: {picture.name}" + (f", {found.file.name}" if found.file else ""))
+        curve = {"target_text": target_text, "warmup": warmup, "scored": scored}
         command = (
-            None
-            if found.best is None
-            else compare_command(found, model, factor, settings, target_text, loading, repeats)
+            None if found.best is None else compare_command(found, model, factor, settings, curve, loading, repeats)
         )
         if command is not None:
             if not found.best or not found.best.number:
@@ -129,16 +128,20 @@ def compare_command(
     model: str,
     factor: float,
     settings: dict[str, Any],
-    target_text: str | None,
+    curve: dict[str, Any],
     loading: LocalLoading,
     repeats: int,
 ) -> str:
     """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts if they are
-    known: the held-out part of the built-in texts."""
+    known: the held-out part of the built-in texts.
+
+    Args:
+        curve: settings of the forgetting curve that were searched with; None: the default.
+    """
     methods = ["full", f"rope:type=yarn,factor={factor:g}", f"rope:type=factors,file={found.file}"]
     targets = max(1, min(256, found.lengths[0] // 2))
-    copied = f",target_text={target_text}" if target_text else ""
-    tasks = [f"perplexity:target_tokens={targets}", f"curve:protocol=probe{copied}"]
+    given = "".join(f",{name}={value}" for name, value in curve.items() if value is not None)
+    tasks = [f"perplexity:target_tokens={targets}", f"curve:protocol=probe{given}"]
     words = ["farspan", "compare", model]
     words += [word for method in methods for word in ("--method", method)]
     words += [word for task in tasks for word in ("--task", task)]
@@ -146,7 +149,7 @@ def compare_command(
     text = "builtin:held-out" if settings["text"] == "builtin:train" else settings["text"]
     words += ["--text", text]
     # where no other text is known: other windows of the same
-    if text == settings["text"] or target_text not in (None, "shuffled"):
+    if text == settings["text"] or curve["target_text"] not in (None, "shuffled"):
         words += ["--seed", str(settings["seed"] + 1)]
     for name, value in loading.given.items():
         words += [name] if value is True else [name, str(value)]

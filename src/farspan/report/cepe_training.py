@@ -36,31 +36,48 @@ library_name: farspan
 ---
 # {name} with an encoder of distant context (CEPE{distilled}, {stage})
 
-Made by farspan: an encoder and cross-attention, {trained:,} parameters, were trained beside {name}, which is
-unchanged and not in this folder. {steps:,} steps of {batch}: {decoder:,} tokens in the decoder after
+Made by farspan: {parts} {name}, which is
+unchanged and not in this folder. {steps:,} steps of {batch}: {decoder:,} tokens in the decoder {context}
 {chunks:,} chunks of {chunk:,}, of the text `{text}`. Open it with `farspan.load(FOLDER)` and read with the method
 `cepe:chunk={chunk},decoder_window={window}`. The licence of the decoder may hold for weights trained beside it, as
 Meta's for Llama does.
-{measured}
+{copies}{measured}
 ![losses](losses.png)
 
 All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
+"""
+TRAINED = "an encoder and cross-attention, {trained:,} parameters, were trained beside"
+FROZEN = "cross-attention, {trained:,} parameters, was trained between a frozen encoder and"
+COPIES = """
+It was trained to copy its context {how}. The forgetting curve measures copying, and the Forgetting Curve paper
+(section 3.2) measures it on models that are not trained on it: do not compare this model's forgetting curve with those
+of other models.
 """
 
 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
     """Return the README.md of a trained model, from its training.json and log.jsonl."""
     settings, steps = summary["settings"], summary["settings"]["trainer"]["steps"]
-    name, data = settings["model"]["name"], settings["data"]
+    model, data, warms_up = settings["model"], settings["data"], summary["stage"] == "warmup"
+    copies = {
+        "in this warm-up": warms_up,
+        "in its warm-up": model["warmed_up"] and not model["random_encoder"],
+        "in a share of its windows (`copied`)": data["mixture"].get("copied") and not warms_up,
+    }
+    how = " and ".join(when for when, copied in copies.items() if copied)
     return CARD.format(
-        **base_of(name),
+        **base_of(model["name"]),
         distilled="-Distilled" if "distill" in settings else "",
-        stage="warm-up" if summary["stage"] == "warmup" else "main stage",
-        trained=summary["trained"],
+        stage="warm-up" if warms_up else "main stage",
+        parts=(TRAINED if model["train_encoder"] else FROZEN).format(trained=summary["trained"]),
+        context="and the same tokens as" if warms_up else "after",
+        copies=COPIES.format(how=how) if how else "",
         steps=steps,
         batch=counted(summary["rows"] // steps, "window"),
         window=data["decoder"] + len(summary["from"]["separator"]["ids"]),
         text=Path(data["text"]).name,
-        measured=measured_table(log, settings["watch"]["text"]),
+        measured=measured_table(
+            log, settings["watch"]["text"], trained_on=summary.get("measured_on_training_text", False)
+        ),
         **{key: data[key] for key in ("decoder", "chunks", "chunk")},
     )

@@ -14,6 +14,7 @@ from farspan.report.export import counted
 from farspan.report.figure import COLOURS, Figure, Line, Rule
 from farspan.report.picture import draw_grid
 from farspan.stats import MeasuredCurve, MemoryLength, Summary, measured_mean
+from farspan.train.draws import MEMORIES
 
 TERMS = {"loss_sparse": "target after sampled memory", "loss_window": "ordinary window"}
 REPEATING = re.compile(r"\brepeat=(?!0*\.?0*(,|$))")  # a share above 0
@@ -61,7 +62,7 @@ def line(label: str, points: Iterable[tuple[float, float]], index: int, **look: 
 
 
 def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
-    """Return the perplexity of the held-out text by step, a line for each length; None where it was not measured.
+    """Return the perplexity of the measured text by step, a line for each length; None where it was not measured.
 
     Args:
         window: lengths of at most this many tokens are dashed.
@@ -74,9 +75,7 @@ def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
         found = ((entry["step"], entry[name]) for entry in log if name in entry)
         look = {"style": "dashed" if length <= window else "solid", "shade": place / max(1, len(lengths) - 1)}
         lines.append(line(f"{length:,} tokens", found, 0, **look))
-    return (
-        Figure(f"Held-out perplexity by length ({dashed})", "step", "perplexity", lines, log_y=True) if lines else None
-    )
+    return Figure(f"Perplexity by length ({dashed})", "step", "perplexity", lines, log_y=True) if lines else None
 
 
 def _measured_lengths(log: Log) -> list[int]:
@@ -137,14 +136,16 @@ library_name: transformers
 ---
 # {name}, extended to {target:,} tokens
 
-Made by farspan from {name}, which was trained with contexts of {before:,} tokens, by Sparse Memory Training: rows of
-{window:,} tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of
-{parameters:,} parameters were trained, for {steps:,} steps of {batch}. It opens in plain transformers.
+Made by farspan from {name}, which was trained with contexts of {before:,} tokens, by Sparse Memory Training:
+{rows} (the draw `{draw}`). {trained:,} of {parameters:,} parameters
+were trained, for {steps:,} steps of {batch}. It opens in plain transformers.
 {repeats}{scaled}{measured}
 ![losses](losses.png)
 
 All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
 """
+ROWS = "rows of {window:,} tokens from documents of up to {target:,}, {where}"  # of each draw but `full`
+WHOLE = "whole documents of up to {target:,} tokens"
 REPEATS = """
 Some rows were a text and the same text again, `[bos] S [bos] S` (the draw `{draw}`). That is the task of the forgetting
 curve, which the Forgetting Curve paper (section 3.2) measures on models that are not trained on it: do not compare this
@@ -159,17 +160,23 @@ It was trained with log-n scaling of its queries, which a plain checkpoint does 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
     """Return the README.md of a trained model, from its training.json and log.jsonl."""
     settings = summary["settings"]
-    steps, draw = settings["trainer"]["steps"], settings["smt"]["draw"]
+    steps, draw, target = settings["trainer"]["steps"], settings["smt"]["draw"], settings["lengths"]["target"]
+    name = draw.partition(":")[0]
+    where = "each token at its own position" if name in MEMORIES else "at positions of up to the same number"
     return CARD.format(
         **base_of(settings["model"]["name"]),
         before=summary["from"]["trained_length"] or summary["window"],
-        target=settings["lengths"]["target"],
+        target=target,
+        rows=(WHOLE if name == "full" else ROWS).format(window=summary["window"], target=target, where=where),
+        draw=draw,
         steps=steps,
         batch=counted(summary["rows"] // steps, "row"),
         repeats=REPEATS.format(draw=draw) if REPEATING.search(draw) else "",
         scaled=SCALED.format(how=how) if (how := _scaling(summary)) else "",
-        measured=measured_table(log, settings["watch"]["text"]),
-        **{key: summary[key] for key in ("window", "trained", "parameters")},
+        measured=measured_table(
+            log, settings["watch"]["text"], trained_on=summary.get("measured_on_training_text", False)
+        ),
+        **{key: summary[key] for key in ("trained", "parameters")},
     )
 
 
@@ -187,14 +194,19 @@ def base_of(name: str) -> dict[str, str]:
     return {"base": f"base_model: {name}\n" if on_hub else "", "name": name if on_hub else Path(name).name}
 
 
-def measured_table(log: Log, text: str) -> str:
-    """Return the measurements on a held-out text at the first and the last step as Markdown; "" if there are none."""
+def measured_table(log: Log, text: str, *, trained_on: bool = False) -> str:
+    """Return the measurements on a text at the first and the last step as Markdown; "" if there are none.
+
+    Args:
+        trained_on: the text is that of the training.
+    """
     measured = [entry for entry in log if _measured_lengths([entry])]
     if not measured:
         return ""
     ends = measured[0], measured[-1]
     steps = _steps(ends)
-    lines = [f"\nHeld-out text ({text}), the same tokens after more and more of it:\n"]
+    kind = "Text of the training" if trained_on else "Held-out text"
+    lines = [f"\n{kind} ({text}), the same tokens after more and more of it:\n"]
     lines += ["| tokens | " + " | ".join(f"{what}, {at}" for what in ("perplexity", "accuracy") for at in steps) + " |"]
     lines += ["|---|---|---|---|---|"]
     for length in _measured_lengths(ends):

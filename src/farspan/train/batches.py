@@ -79,6 +79,17 @@ def read_corpus(name: str, tokenizer: Any, notice: Notice) -> Corpus:
     return corpus
 
 
+def read_held_out(name: str | None, text: Corpus, tokenizer: Any, notice: Notice) -> Corpus | None:
+    """Return the text `data.held_out` of a training on `text`, None if it has none; call `notice` with a line if both
+    are the same."""
+    if not name:
+        return None
+    held_out = read_corpus(name, tokenizer, notice)
+    if held_out.source == text.source:
+        notice(f"data.held_out = {name!r} is the text that is trained on: its loss is not that of held-out text")
+    return held_out
+
+
 def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
     """Train a byte-level BPE tokenizer of `vocabulary` entries, with `<s>` (id 0) as beginning and end of text.
 

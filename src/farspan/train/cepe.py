@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
@@ -48,7 +48,7 @@ from farspan.train.objective import last_hidden, mean_nats
 from farspan.train.progress import TrainingWatch
 from farspan.train.trained import Count
 from farspan.train.trainer import RunSettings, load_finite, read_log, record_settings, run, training, write_up
-from farspan.train.watching import WatchedSettings, WatchSettings, measuring
+from farspan.train.watching import WatchedSettings, WatchSettings, measures_training_text, measuring
 
 RANDOM_STD = 0.02  # of the weights under model.initial = "random"
 # settings that a warm-up decides, and their fields in its config
@@ -111,6 +111,13 @@ class CepeSettings(WatchedSettings):
     trainer: CepeTrainer = CepeTrainer()
     watch: CepeWatchSettings = CepeWatchSettings()
 
+    @field_validator("data")
+    @classmethod
+    def _of_stage(cls, data: DocumentSettings, given: ValidationInfo) -> DocumentSettings:
+        if given.data.get("stage") == "warmup":
+            data.noise.refuse_unused(("rate", "whole"), "stage = 'warmup'", 'stage = "main"', "noise.")
+        return data
+
 
 @training
 def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
@@ -123,7 +130,7 @@ def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
     lm = opened(settings)
     rows = prepare(settings, lm, watch)
     objective = {"terms": terms, "weights": {"nats": 1.0}, "predicted": lambda batch: {"nats": batch["labels"][:, 1:]}}
-    summary = fit(settings, lm, rows, watch, **objective)
+    summary = fit(settings, lm, rows, watch, rows.inputs, **objective)
     if settings.stage == "warmup" and engines.is_first_process():
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
         if last > COPIES * first:
@@ -174,6 +181,8 @@ def prepare(settings: CepeSettings, lm: LM, watch: TrainingWatch) -> DocumentRow
         hf.checkpoint_activations(model)
     if settings.model.random_encoder and settings.model.warmed_up:
         watch.notice("model.random_encoder: the weights of model.warmed_up are not used")
+    elif settings.model.warmed_up and settings.model.encoder:
+        watch.notice("model.encoder: it is not used, as model.warmed_up has an encoder")
     watch.notice(f"{lm.name}: {Count.of(model)}")
     if "filter" in rows.kinds:
         watch.notice(
@@ -271,15 +280,22 @@ def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor,
     return last_hidden(model, core, **inputs, use_cache=False)
 
 
-def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objective: Any) -> dict[str, Any]:
+def fit(
+    settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, inputs: Mapping[str, str], **objective: Any
+) -> dict[str, Any]:
     """Run a prepared training, write its folder, and return the content of training.json.
 
     Args:
+        inputs: hashes of what the steps read beside the text, by name.
         objective: the arguments `terms`, `weights` and `predicted` of TermsTrainer.
     """
     data, count, base = settings.data, Count.of(lm.model), str(lm.identity["fingerprint"])
     if not settings.model.train_encoder:  # its weights are in no checkpoint
         base += fingerprint(lm.model.encoder)
+    parts = [lm.model.encoder, *(lm.model.cross_attentions() if settings.model.warmed_up else ())]
+    if not settings.model.random_encoder:
+        name = "warmed_up" if settings.model.warmed_up else "encoder"
+        inputs = {**inputs, name: fingerprint(nn.ModuleList(parts))}
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         for part in model.added_modules():
@@ -288,20 +304,24 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
 
     if settings.trainer.engine == "fsdp2":
         shard(lm.model)
+    callbacks = watching(lm, settings)
+    of_training = measures_training_text(callbacks, rows.corpus, lm.tokenizer, watch.notice)
     summary = run(
         lm.model,
         rows,
         settings,
         watch,
-        callbacks=watching(lm, settings),
+        callbacks=callbacks,
         save=save,
         again=lambda: opened(settings, "cpu").model,
         row=data.decoder + (data.chunks * data.chunk if settings.stage == "main" else 0),
         base=base,
+        inputs=inputs,
         processing_class=lm.tokenizer,
         data_collator=default_collate,
         **objective,
     )
+    summary["measured_on_training_text"] = of_training
     summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()
     return write_up(settings, summary, lm.tokenizer, model_card, partial(draw, window=data.decoder))
 

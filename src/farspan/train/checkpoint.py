@@ -32,6 +32,7 @@ from farspan.train.engines import in_any_process, is_first_process
 
 TEXT = "text"  # the file with the hash of the text
 BASE = "base"  # the file with the fingerprint of the model that the training started from
+HELD = ("encoder", "warmed_up")  # files with the fingerprints of weights that are then in each checkpoint
 NAMED = re.compile(r"checkpoint-(\d+)")
 # what torch.load, safetensors and JSON raise for files that are truncated, or of another program or version
 UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError, ValueError, TypeError, LookupError,
@@ -125,20 +126,37 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
     return folder / f"checkpoint-{whole}" if whole else None
 
 
-def refuse_other_text_or_base(
-    folder: Path, corpus: Corpus | None, base: str | None, *, continues: bool, plan: bool
-) -> None:
+def refuse_other_inputs(
+    folder: Path,
+    corpus: Corpus,
+    base: str | None,
+    others: Mapping[str, str],
+    *,
+    continues: bool,
+    finished: bool,
+    plan: bool,
+) -> dict[str, str]:
     """Record what a training began with in its folder of checkpoints, or compare it if the training continues: the hash
-    of its text, and the fingerprint of the model that it started from. None: it depends on none. A plan only compares.
+    of its text, the fingerprint of the model that it started from, and the hashes of other inputs. A plan only
+    compares. Return the hashes of the other inputs; of weights that a checkpoint holds, those at the beginning.
+
+    Args:
+        base: None: the training starts from no model.
+        others: by name; those named in HELD are not compared.
+        finished: nothing of text and other inputs is read any more.
 
     Raises:
-        ValueError: the text, its tokenizer or the model has changed since the training began.
+        ValueError: the text, its tokenizer, the model or another input has changed since the training began.
     """
-    now = {}
-    if corpus is not None:
+    now = {} if base is None else {BASE: ("the model that is trained", base)}
+    if not finished:
         now[TEXT] = f"text {corpus.name!r} or its tokenizer", corpus.hash
-    if base is not None:
-        now[BASE] = "the model that is trained", base
+    found = dict(others)
+    for name, value in others.items():
+        if name in HELD and continues and (folder / name).exists():
+            found[name] = (folder / name).read_text()
+        elif name in HELD or not finished:
+            now[name] = f"the {name}", value
     for name, (what, value) in now.items():
         file = folder / name
         if continues and file.exists() and (before := file.read_text()) != value:
@@ -149,6 +167,7 @@ def refuse_other_text_or_base(
     if not plan and is_first_process():
         for name, (_, value) in now.items():
             files.write(folder / name, value)
+    return found
 
 
 def state_of(checkpoint: Path) -> TrainerState:
@@ -233,6 +252,16 @@ def diverged(what: str, args: TrainingArguments) -> ValueError:
     )
 
 
+class AtBegin(TrainerCallback):
+    """Call `check` when everything is prepared and nothing is trained yet."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.check()
+
+
 class Clock(TrainerCallback, ExportableState):
     """Count the seconds of a training over all its sessions, and store them in its checkpoints.
 
@@ -256,6 +285,14 @@ class Clock(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # the Trainer expects it, see `stored`
+
+
+class Intervals(TrainerCallback):
+    """Log, save and evaluate as often as the settings say, also in a training that continues: the Trainer goes on as
+    often as before the checkpoint."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)
 
 
 class CheckpointTrainer(Trainer):

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module, resources
 from pathlib import Path
@@ -39,6 +39,17 @@ class Settings(BaseModel):
             if isinstance(number, int | float) and abs(number) > most:
                 raise ValueError(f"expected a number of at most {most:g}")
         return value
+
+    def refuse_unused(self, names: Iterable[str], given: str, fix: str, table: str = "") -> None:
+        """Raise ValueError for the first of these fields that is not its default, as `given` leaves it without effect.
+
+        Args:
+            fix: what it needs instead.
+            table: of the fields, with a dot, where the error is not located in it.
+        """
+        for name in names:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{table}{name} = {value!r} has no effect with {given}: leave it out, or give {fix}")
 
 
 def _folder(name: str) -> str:
@@ -171,8 +182,9 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
         binding = dict if begun else _of_tokenizer
         before = _completed(_read_settings(file), type(settings))
         how = before.get("trainer")
-        if isinstance(how, dict) and how.get("batch") is None:  # older versions did not record what followed for it
-            how["batch"] = now["trainer"]["batch"]
+        for name in ("batch", "bf16"):  # older versions did not record what followed for them
+            if isinstance(how, dict) and how.get(name) in (None, "auto"):
+                how[name] = now["trainer"][name]
         refuse_differences(out, "training", binding(before), binding(now), MAY_CHANGE)
 
 

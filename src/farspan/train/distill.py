@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
@@ -62,6 +62,12 @@ class DistillationSettings(Settings):
     top: int = Field(50, gt=0)  # K, the number of tokens used of each distribution
     stored: bool = True  # compute the teacher's distributions once, before the training; false: at each step
 
+    @model_validator(mode="after")
+    def _of_variant(self) -> "DistillationSettings":
+        if self.variant != "smooth":
+            self.refuse_unused(("delta",), f"variant = {self.variant!r}", 'variant = "smooth"')
+        return self
+
 
 class DistillSettings(CepeSettings):
     """The whole config of `farspan train distill`: that of `farspan train cepe`, and [distill]."""
@@ -84,6 +90,7 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
     samples: Dataset[dict[str, Tensor]]
     samples = rows = prepare(settings, lm, watch)
     teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
+    inputs = rows.inputs | ({} if teacher is None else {"teacher": teacher.identity["fingerprint"]})
     if teacher is not None and chosen.stored:
         with engines.processes().main_process_first():
             samples = store(teacher, rows, Path(settings.out) / "teacher", watch)
@@ -93,7 +100,7 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
         "weights": {"ce": chosen.ce, "kl": chosen.kl},
         "predicted": lambda batch: {"ce": batch["labels"][:, 1:], "kl": batch["input_ids"]},  # kl: all positions
     }
-    return fit(settings, lm, samples, watch, **objective)
+    return fit(settings, lm, samples, watch, inputs, **objective)
 
 
 def terms(

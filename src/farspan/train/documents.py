@@ -78,6 +78,9 @@ class DocumentSettings(Settings):
                 raise ValueError(
                     f"query = {self.query:,} leaves no tokens to predict of decoder = {self.decoder:,} tokens"
                 )
+        else:
+            fix = "mixture = { retrieved = 1.0 }"
+            self.refuse_unused(("index", "query"), "a mixture without `retrieved`", fix)
         if self.mixture.get("copied") and self.decoder > self.chunks * self.chunk:
             raise ValueError(
                 f"the mixture has `copied`: data.decoder = {self.decoder:,} tokens must be at most the data.chunks x "
@@ -153,6 +156,11 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
                 f"text {corpus.name!r} has {len(self.stream):,} tokens, less than a window of {self.window:,}"
             )
         self._found: dict[int, np.ndarray] = {}  # tokens of passages
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The hash of the index by its name, if there is one."""
+        return {} if self.index is None else {"index": self.index.hash}
 
     def __len__(self) -> int:
         return self.samples

@@ -84,6 +84,7 @@ class Drawn:
     tokens: Int[np.ndarray, "row"]  # places in the document, in the order of the row
     positions: Int[np.ndarray, "row"]  # positions given to the model, ascending
     num_targets: int  # tokens at the end of the row that are predicted
+    has_memory: bool = False  # the other tokens are a sampled memory
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.positions)
@@ -103,7 +104,7 @@ class Draw(Protocol):
 def _with_target(memory: Int[np.ndarray, "sampled"], length: int, targets: int) -> Drawn:
     """Return sampled memory before the target, each token at its own position."""
     tokens = np.concatenate([memory, np.arange(length - targets, length)])
-    return Drawn(tokens, tokens, targets)
+    return Drawn(tokens, tokens, targets, has_memory=True)
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,7 @@ class FullLength:
         return Drawn(everything, everything, length - 1)
 
 
+MEMORIES = ("sparse", "uniform", "spans")  # draws with a target after a sampled memory; others predict every token
 DRAWS: dict[str, type[Draw]] = {
     "sparse": SparseMemory,
     "uniform": Uniform,

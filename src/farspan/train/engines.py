@@ -5,7 +5,7 @@ So the engine in use is read from the objects that were created, not from the se
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -138,6 +138,20 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
     return {"use_cpu": on_cpu}
 
 
+def use_one_gpu(arguments: Any, notice: Callable[[str], None]) -> None:
+    """Let a single process train on one GPU, with a notice that it does; `arguments` are those of a Trainer.
+
+    Without a launcher transformers uses all GPUs (DataParallel), each with a batch of its own: a step would train
+    several times `trainer.batch` rows.
+    """
+    if (gpus := arguments.n_gpu) > 1:
+        notice(
+            f"one process trains on one of the {gpus} GPUs: to train on all of them, start it with "
+            f"`torchrun --nproc-per-node={gpus} -m farspan train ...`"
+        )
+        arguments._n_gpu = 1  # transformers has no argument for it
+
+
 def refuse_muon(engine: str, optimizer: str) -> None:
     """Raise ValueError if the optimizer is Muon and the engine splits matrices."""
     if engine in ("fsdp2", "deepspeed") and optimizer == "muon":
@@ -176,6 +190,8 @@ def in_use(trainer: Any) -> str:
         return "fsdp2"
     if isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel):
         return "ddp"
+    if isinstance(trainer.model_wrapped, torch.nn.DataParallel):
+        return "DataParallel"
     return "single" if trainer.accelerator.num_processes == 1 else str(trainer.accelerator.distributed_type.value)
 
 

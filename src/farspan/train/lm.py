@@ -18,14 +18,14 @@ from farspan.methods.full import Full
 from farspan.text.corpora import Corpus
 from farspan.text.documents import read_texts
 from farspan.train import engines
-from farspan.train.batches import PackedRows, read_corpus, train_tokenizer
+from farspan.train.batches import PackedRows, read_corpus, read_held_out, train_tokenizer
 from farspan.train.config import Settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
 from farspan.train.trained import Count
 from farspan.train.trainer import PretrainingSettings, load_finite, record_settings, run, training, write_up
-from farspan.train.watching import WatchedSettings, WatchSettings, measuring
+from farspan.train.watching import WatchedSettings, WatchSettings, measures_training_text, measuring
 
 
 class LlamaSettings(Settings):
@@ -100,7 +100,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
                 train_tokenizer(read_texts(settings.data.text), vocabulary, Path(source))
             tokenizer = load_tokenizer(source, what="tokenizer")
         text = read_corpus(settings.data.text, tokenizer, watch.notice)
-        held_out = read_corpus(given, tokenizer, watch.notice) if (given := settings.data.held_out) else None
+        held_out = read_held_out(settings.data.held_out, text, tokenizer, watch.notice)
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if separator is None:
         raise ValueError(
@@ -139,6 +139,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
         recurrence = Recurrence(memory)
         options |= {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
     watched = watching(settings, tokenizer, model.config.max_position_embeddings)
+    measures_training_text(watched, text, tokenizer, watch.notice)
     summary = run(model, read, settings, watch, held_out=judged, callbacks=watched, again=new, base=base, **options)
     if settings.recurrence is None:
         return write_up(settings, summary, tokenizer)

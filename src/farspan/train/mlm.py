@@ -27,7 +27,7 @@ from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
 from farspan.text.corpora import Corpus
 from farspan.train import engines
-from farspan.train.batches import PackedRows, read_corpus
+from farspan.train.batches import PackedRows, read_corpus, read_held_out
 from farspan.train.blocks import NOT_A_TARGET, summed_nats
 from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings
@@ -249,7 +249,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
     with engines.processes().main_process_first():
         record_settings(settings, watch)
         text = read_corpus(settings.data.text, tokenizer, watch.notice)
-        held_out = read_corpus(given, tokenizer, watch.notice) if (given := settings.data.held_out) else None
+        held_out = read_held_out(settings.data.held_out, text, tokenizer, watch.notice)
     if tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": MASK})
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from farspan.train.config import Settings
 
@@ -26,6 +26,12 @@ class LengthSettings(Settings):
     by: int | None = Field(None, gt=0)  # tokens from one stage to the next; default half a window
     every: int | None = Field(None, gt=0)  # steps of a stage; default: all stages have the same number
     mode: Literal["progressive", "cover", "fixed"] = "progressive"  # cover: returns to reached stages; fixed: `target`
+
+    @model_validator(mode="after")
+    def _of_mode(self) -> "LengthSettings":
+        if self.mode == "fixed":
+            self.refuse_unused(("first", "by", "every"), "mode = 'fixed'", 'mode = "progressive" or "cover"')
+        return self
 
 
 @dataclass(frozen=True)

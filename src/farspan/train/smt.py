@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from farspan import hf
 from farspan.callback import MeasuringCallback
@@ -32,7 +32,7 @@ from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import read_corpus
 from farspan.train.config import BEGUN, Settings
-from farspan.train.draws import Recurrences, draw_named
+from farspan.train.draws import MEMORIES, Recurrences, draw_named
 from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings
@@ -42,7 +42,7 @@ from farspan.train.schedule import LengthSettings, Schedule, schedule
 from farspan.train.temperature import PARAMETER, learns_scales, save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import RunSettings, load_finite, record_settings, run, save_whole, training, write_up
-from farspan.train.watching import WatchedSettings, measuring
+from farspan.train.watching import WatchedSettings, measures_training_text, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
 
@@ -80,6 +80,14 @@ class SparseSettings(Settings):
     beta: float = Field(1.0, ge=0)  # weight of the ordinary window
     mixed: Mixed = "concat"
     first_target: FirstTarget = "auto"
+
+    @model_validator(mode="after")
+    def _of_draw(self) -> "SparseSettings":
+        if self.draw.partition(":")[0] not in MEMORIES:
+            self.refuse_unused(("targets",), f"draw = {self.draw!r}", f"a draw with targets: {', '.join(MEMORIES)}")
+        if self.mixed == "off":
+            self.refuse_unused(("beta",), "mixed = 'off'", 'mixed = "concat" or "alternate"')
+        return self
 
 
 class SmtOptimizer(OptimizerSettings):
@@ -138,12 +146,14 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         model.config.get_text_config(decoder=True).max_position_embeddings = longest
         save_whole(model, dtype, folder)
 
+    callbacks = watching(lm, settings)
+    of_training = measures_training_text(callbacks, rows.corpus, lm.tokenizer, watch.notice)
     summary = run(
         model,
         rows,
         settings,
         watch,
-        callbacks=watching(lm, settings),
+        callbacks=callbacks,
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         base=lm.identity["fingerprint"],
@@ -157,6 +167,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
+    summary["measured_on_training_text"] = of_training
     lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
     return write_up(settings, summary | environment(), lm.tokenizer, model_card, partial(draw_losses, window=rows.row))
 

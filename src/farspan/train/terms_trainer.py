@@ -91,7 +91,8 @@ class TermsTrainer(CheckpointTrainer):
             labels = [self.predicted(batch) for batch in batches]
             numbers = [torch.stack([(some != NOT_A_TARGET).sum() for some in one.values()]) for one in labels]
             counts = torch.stack(numbers).to(self.args.device, torch.float32)  # [batches, terms]
-            shares = counts / self.accelerator.gather(counts).mean(0).clamp_min(1)
+            mean = self.accelerator.gather(counts).mean(0)
+            shares = counts / torch.where(mean > 0, mean, 1)
             batches = [
                 dict(batch) | {SHARE: dict(zip(one, share, strict=True))}
                 for batch, one, share in zip(batches, labels, shares, strict=True)

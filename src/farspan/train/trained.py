@@ -43,12 +43,8 @@ class TrainedSettings(Settings):
     @model_validator(mode="after")
     def _of_what(self) -> "TrainedSettings":
         for what, names in {"qk": ("norms", "heads"), "patterns": ("patterns",), "lora": LORA}.items():
-            for name in names:
-                if self.what != what and getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"{name} = {getattr(self, name)!r} has no effect with what = {self.what!r}: leave it out, or "
-                        f'give what = "{what}"'
-                    )
+            if self.what != what:
+                self.refuse_unused(names, f"what = {self.what!r}", f'what = "{what}"')
         return self
 
 

@@ -1,17 +1,18 @@
 """The common part of all trainings on the Hugging Face Trainer: settings, engine, checkpoints, log, and saved files."""
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerState, TrainingArguments
 
 from farspan import files, hf
 from farspan.callback import MeasuringCallback
@@ -108,8 +109,9 @@ def training(train: Train[S]) -> Train[S]:
         first = engines.is_first_process()
         with only_one_in(Path(settings.out)) if first else nullcontext():
             engines.processes()
-            # recorded, so that another number of processes does not change the training
-            how = settings.trainer.model_copy(update={"batch": settings.trainer.rows_per_step})
+            # recorded, so that another number of processes or kind of machine does not change the training
+            its = settings.trainer
+            how = its.model_copy(update={"batch": its.rows_per_step, "bf16": its.uses_bf16})
             settings = settings.model_copy(update={"trainer": how})
             refuse_impossible(how, settings.optimizer)
             set_seed(settings.trainer.seed)
@@ -184,16 +186,6 @@ class PlacedArguments(TrainingArguments):
     place_model_on_device = False
 
 
-class AtBegin(TrainerCallback):
-    """Call `check` when everything is prepared and nothing is trained yet."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        self.check = check
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.check()
-
-
 def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> LM:
     """Load a model that is trained or used in a training, with the attention kernel `trainer.attention`.
 
@@ -228,12 +220,13 @@ def run(
     again: Callable[[], Any],
     row: int | None = None,
     base: str | None = None,
+    inputs: Mapping[str, str] = MappingProxyType({}),
     base_dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> dict[str, Any]:
     """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
 
-    Write `log.jsonl`, a line every `log_every` steps and at each checkpoint. Return the counts, losses and seconds.
+    Log a line every `log_every` steps and at each checkpoint. Return counts, losses, seconds, and if it was `finished`.
 
     Args:
         rows: a Dataset with the attribute `corpus`.
@@ -244,25 +237,26 @@ def run(
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
         row: tokens of a row, if all have as many.
         base: fingerprint of the model that the training starts from; None for a new model.
+        inputs: hashes of other inputs by name, such as `index`; they are returned too.
         base_dtype: of the saved weights if `trainer.dtype` is "auto".
         options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
         OnlyPlanned: `watch.plan`.
-        ValueError: as `continued`; `out` has a checkpoint of another text or base model; another engine is in use than
-            the one that was requested; the training diverges; or the disk is full.
+        ValueError: as `continued`; `out` has a checkpoint of other inputs; another engine is in use than requested; the
+            training diverges; or the disk is full.
     """
     from farspan.train.terms_trainer import TermsTrainer
 
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
     interrupts = SavesWhenInterrupted(watch.notice)
-    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), interrupts]
+    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), checkpoints.Intervals(), interrupts]
     use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
-        args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None, plan=watch.plan),
+        args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None, watch=watch),
         train_dataset=rows,
         eval_dataset=held_out,
         callbacks=[] if watch.plan else reports,
@@ -271,10 +265,10 @@ def run(
     )
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
     finished = checkpoint if before.global_step == how.steps else None
-    text = rows.corpus if finished is None else None  # nothing of it is read any more
-    checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, text, base, continues=bool(checkpoint), plan=watch.plan)
+    when = {"continues": checkpoint is not None, "finished": finished is not None, "plan": watch.plan}
+    recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, inputs, **when)
     read = _read(len(rows), row, how)
-    trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
+    trainer.add_callback(checkpoints.AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
         line = steps_in_words(how, read, row, checkpoint, finished=finished is not None)
         counts = {"steps": how.steps, "steps_left": how.steps - before.global_step}
@@ -294,7 +288,7 @@ def run(
             whole.config.use_cache = use_cache
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(whole, dtype, new)
-    return {"parameters": parameters} | read | _results(trainer.state, how)
+    return {"finished": finished is not None, "parameters": parameters} | read | _results(trainer.state, how) | recorded
 
 
 def _unsharded(model: Any, again: Callable[[], Any]) -> Any:
@@ -354,7 +348,9 @@ def _read(rows: int, row: int | None, how: RunSettings) -> dict[str, int]:
     return {"rows": count} | ({} if row is None else {"tokens": count * row})
 
 
-def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool, plan: bool) -> TrainingArguments:
+def _arguments(
+    settings: TrainingSettings, is_sharded: bool, *, evaluates: bool, watch: TrainingWatch
+) -> TrainingArguments:
     """Return the Trainer's arguments; in a plan, those of a training that reports and saves nothing."""
     how = settings.trainer
     arguments: dict[str, Any] = {
@@ -372,7 +368,7 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool,
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would replace a loss of NaN by the mean of the others
         "save_steps": how.save_every,
-        "report_to": [] if plan else list(how.report_to),
+        "report_to": [] if watch.plan else list(how.report_to),
         "dataloader_num_workers": how.workers,
         "dataloader_pin_memory": torch.cuda.is_available(),
         "remove_unused_columns": False,
@@ -381,7 +377,10 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool,
         arguments |= {"torch_compile": how.compile, "eval_steps": how.evaluate_every}
         arguments["eval_strategy"] = "steps" if evaluates else "no"
     arguments |= engines.training_arguments(how.engine, how.uses_bf16, is_sharded)
-    return (PlacedArguments if is_sharded else TrainingArguments)(**arguments)
+    made = (PlacedArguments if is_sharded else TrainingArguments)(**arguments)
+    made.mixed_precision = "bf16" if how.uses_bf16 else "no"  # not that of accelerate's environment variable
+    engines.use_one_gpu(made, watch.notice)
+    return made
 
 
 def _refuse_begin(
@@ -411,6 +410,7 @@ def write_up(
     Return the content of training.json: `summary` and the settings.
 
     Args:
+        summary: with the result of `run`. If nothing was trained now, the entries of training.json are kept.
         card: returns the text of the model card, given the summary and the entries of the log.
         draw: draws the entries of the log into files of a folder.
 
@@ -418,7 +418,8 @@ def write_up(
         ValueError: the folder cannot be written, such as on a full disk.
     """
     out = Path(settings.out)
-    summary |= {"settings": settings.model_dump(mode="json")}
+    recorded = _recorded(out, settings.trainer.steps) if summary.pop("finished", False) else {}
+    summary |= recorded | {"settings": settings.model_dump(mode="json")}
     if engines.is_first_process():
         with checkpoints.writing(out):
             with files.added(out, last="tokenizer.json") as new:
@@ -429,6 +430,15 @@ def write_up(
                 draw(log, out)
                 files.write(out / "README.md", card(summary, log))
     return summary
+
+
+def _recorded(out: Path, steps: int) -> dict[str, Any]:
+    """Return the content of training.json if it is of a training of `steps` steps, else an empty dict."""
+    with suppress(ValueError, LookupError, TypeError, OSError):  # missing, damaged, or of another program
+        found: dict[str, Any] = files.read_json(out / "training.json")
+        if found["settings"]["trainer"]["steps"] == steps:
+            return found
+    return {}
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:

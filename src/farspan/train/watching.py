@@ -1,13 +1,17 @@
 """Measurements of the model in training, on text that it is not trained on: `[watch]` of a config."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from farspan.callback import CurveCallback, MeasuringCallback, PerplexityCallback
+from farspan.text.corpora import Corpus, load
 from farspan.train.config import Settings
+from farspan.train.engines import is_first_process
+from farspan.train.progress import Notice
 from farspan.train.trainer import TrainingSettings
 
 CURVE_EXTRA = 16  # tokens of a curve's context in addition to text and copy; approximate
@@ -72,3 +76,18 @@ def measuring(
     for callback in found:
         callback.method = method
     return found
+
+
+def measures_training_text(
+    callbacks: Sequence[MeasuringCallback], corpus: Corpus, tokenizer: Any, notice: Notice
+) -> bool:
+    """Return whether these callbacks measure the model on its training text; if so, call `notice` with a line. Only in
+    the first process, which measures."""
+    if not callbacks or not is_first_process():
+        return False
+    name = callbacks[0].text
+    with suppress(ValueError):  # a text that cannot be read is refused by the callbacks
+        if load(name, tokenizer).source == corpus.source:
+            notice(f"watch.text = {name!r} is the text that is trained on: it is not measured on held-out text")
+            return True
+    return False

@@ -131,7 +131,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         labels[first:] = ids[first:]
         if self.first_target != "keep":
             labels[1:][np.diff(drawn.tokens) != 1] = NOT_A_TARGET
-        if self.first_target == "mask":
+        if self.first_target == "mask" and drawn.has_memory:
             labels[first] = NOT_A_TARGET
         return {
             "input_ids": torch.from_numpy(ids),
