@@ -20,7 +20,7 @@ from farspan.reader.memory import PlainMemory
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy
-from tiny import VOCABULARY, open_lm, some_ids, tiny_model
+from tiny import CONFIGS, VOCABULARY, open_lm, some_ids, tiny_model
 
 CHUNKED = [
     "llama",
@@ -179,6 +179,19 @@ def test_rows_beyond_the_batch_go_round_the_memory_without_copying_its_keys(lm: 
         whole = torch.cat([text[i % 2], asked[i]])[None]
         assert_equal(reader.Scores(scores.nats[i : i + 1], scores.rank[i : i + 1]), *plain_scores(lm.model, whole, 40))
     assert memory.num_bytes <= 2 * held
+
+
+def test_rows_of_a_window_that_counts_keys_are_scored_one_by_one(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    monkeypatch.setitem(CONFIGS, "gpt_neo", ("GPTNeo", shape | {"vocab_size": VOCABULARY, "intermediate_size": 64}))
+    lm = open_lm("gpt_neo", tokenizer)
+    text, asked = some_ids(1, 300), some_ids(8, 12, 1)  # its window is 256
+    scores = DenseReader(lm).read(text).score(asked)
+    for i in range(8):
+        whole = torch.cat([text, asked[i : i + 1]], 1)
+        assert_equal(reader.Scores(scores.nats[i : i + 1], scores.rank[i : i + 1]), *plain_scores(lm.model, whole, 300))
 
 
 def test_padding_is_scored_as_nan_and_changes_nothing_before_it(lm: LM) -> None:
