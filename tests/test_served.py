@@ -376,6 +376,14 @@ def test_a_text_that_the_server_refuses_as_too_long_is_a_row(own: LM, folder: Pa
     assert "maximum context length" in rows[-1].reason
 
 
+def test_a_text_that_the_server_cuts_is_a_row(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
+    with serving(Fake("llama-server", own, cuts_to=100)) as url:
+        lm = served(url, tokenizer=str(folder))
+        rows = measure([lm], tasks=["curve"], lengths=[32, 80], repeats=2, text=text, out=tmp_path / "run").rows
+    assert {(row.length, row.status) for row in rows} == {(32, "ok"), (80, "too_long")}
+    assert "read 100 tokens, 1" in rows[-1].reason
+
+
 @pytest.mark.parametrize("engine", ["vLLM", "llama-server"])
 def test_a_server_without_ids_of_new_tokens_is_asked_in_another_way(
     engine: str, own: LM, folder: Path, ids: torch.Tensor
