@@ -285,6 +285,8 @@ class Completions:
                 written = f"{TOKEN_ID}{target[i]}"
             else:
                 written, new = self._text(prompt[-1], target[i]), choice["text"]
+                if self._is_special(target[i]):  # servers leave them out of the text
+                    return math.nan, -1
             nats = -float(listed[written]) if written in (listed or ()) else math.nan
             if not written or UNREADABLE in written:  # other tokens have the same text
                 return math.nan, -1
@@ -314,6 +316,10 @@ class Completions:
         if (before, token) not in self._texts:
             self._texts[before, token] = self._decoded([before, token])[len(self._decoded([before])) :]
         return self._texts[before, token]
+
+    def _is_special(self, token: int) -> bool:
+        left = self.tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return bool(self._decoded([token]) != left)
 
     def _prompt(self, ids: Sequence[int]) -> str | None:
         """Return the text that a server tokenises to these tokens; None: there is none."""
