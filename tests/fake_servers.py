@@ -148,13 +148,14 @@ class Fake:
         return {"text": self.text(prompt, new), "output_ids": new, "meta_info": meta}
 
     def llama(self, body: dict[str, Any]) -> dict[str, Any]:
-        prompt = body["prompt"]
+        prompt = body["prompt"][-self.faults.get("cuts_to", self.limit) :]
         cached, found = self.cached(prompt), self.logits(prompt)[-1]
         top = [{"id": int(i), "logprob": float(found[i])} for i in found.topk(body.get("n_probs", 0)).indices]
         probabilities = {"completion_probabilities": [{"id": top[0]["id"], "top_logprobs": top}]} if top else {}
         timings = {"prompt_n": len(prompt) - cached, "cache_n": cached}
         new = self.new(prompt, body)
         answer = {"content": self.text(prompt, new), "tokens": new, "timings": timings, **probabilities}
+        answer["tokens_evaluated"] = len(prompt)
         if self.faults.get("no_ids"):
             del answer["tokens"]
         return answer

@@ -547,6 +547,15 @@ def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
             "error: --tokenizer without a served model: got 'demo', expected --base-url URL. "
             "Give --base-url, or leave out --tokenizer\n",
         ),
+        (
+            ["curve", "http://127.0.0.1:9", "--dtype", "bfloat16", "--device-map", "auto", "--gguf", "x.gguf"],
+            "error: --device-map, --dtype, --gguf: no effect on the served model 'http://127.0.0.1:9'. "
+            "Omit --device-map, --dtype, --gguf\n",
+        ),
+        (
+            ["ask", "--base-url", "http://127.0.0.1:9", "who?", "--chunk", "64"],
+            "error: --chunk: no effect on the served model 'http://127.0.0.1:9'. Omit --chunk\n",
+        ),
         *(
             (
                 [*command, *out],

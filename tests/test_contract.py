@@ -14,7 +14,7 @@ from farspan.methods import METHODS, Composed, Method, method
 from farspan.methods.base import ATTENTION, PASSAGES, ROPE, TEMPERATURE
 from farspan.methods.rope import TYPES, Rope
 
-from tiny import EXAMPLES, close, examples, some_ids, tiny_model
+from tiny import COMMON, CONFIGS, EXAMPLES, close, examples, some_ids, tiny_model
 
 # plain; own window; partial RoPE; without RoPE; own window in some layers; the same with two RoPEs
 ARCHITECTURES = ["llama", "mistral", "gpt_neox", "smollm3", "gemma2", "gemma3"]
@@ -271,6 +271,16 @@ def test_a_method_that_changes_rope_is_refused_where_a_model_has_two(how: Method
     with pytest.raises(ValueError, match=rf"^rope:type=\S+ {several}"), how.on(lm):
         pass
     assert_unchanged(before, lm)
+
+
+def test_a_method_that_changes_rope_is_refused_where_layers_have_a_theta_each(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONFIGS, "granite_swa", ("GraniteSWA", COMMON | {"layer_types": ["full_attention"] * 2}))
+    lm = wrap(tiny_model("granite_swa", layer_rope_theta=[1e4, 1e6]), tokenizer, "granite-swa")
+    several = r"changes one RoPE, and GraniteSWAForCausalLM has several .2 sets of frequencies.: leave RoPE unchanged"
+    with pytest.raises(ValueError, match=several), method("rope:type=yarn,factor=4").on(lm):
+        pass
 
 
 @pytest.mark.parametrize(("how", "architecture"), IN_MODEL, ids=str)

@@ -25,7 +25,7 @@ from farspan.lm import trained_length_of
 from farspan.loading import gguf
 from farspan.text import checksums
 
-from tiny import tiny_model, tiny_tokenizer
+from tiny import COMMON, CONFIGS, tiny_model, tiny_tokenizer
 
 library = pytest.importorskip("gguf")
 
@@ -33,9 +33,13 @@ NAMES = {  # of transformers, and of llama.cpp
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
+GEMMA = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+         "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
 TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
-       "lm_head.weight": "output.weight"}  # fmt: skip
+       "lm_head.weight": "output.weight", "model.norm.bias": "output_norm.bias"}  # fmt: skip
 
 
 def ggml_name(name: str) -> str:
@@ -64,21 +68,27 @@ def write_gguf(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "starcoder2":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([token for token, _ in sorted(state["vocab"].items(), key=lambda item: item[1])])
+    tokens = [token for token, _ in sorted(state["vocab"].items(), key=lambda item: item[1])]
+    writer.add_token_list(tokens + ["<|endoftext|>"] * (config.model_type == "starcoder2"))
     writer.add_token_merges([" ".join(pair) for pair in state["merges"]])
     writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_eos_token_id(tokenizer.eos_token_id)
     for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
         values = weight.float().numpy()
         if config.model_type == "llama" and any(part in name for part in ("q_proj", "k_proj")):
             values = interleaved(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
-        if config.model_type == "gemma3_text" and "norm" in name:
+        if config.model_type.startswith("gemma") and "norm" in name:
             values = values + 1  # transformers adds it in the forward
         wanted = library.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
         writer.add_tensor(ggml_name(name), library.quants.quantize(values, wanted), raw_dtype=wanted)
@@ -205,9 +215,7 @@ def scaling(kind: str, factor: float, original: int | None = None, **others: flo
 def test_of_gemma_3_only_the_layers_with_full_attention_are_scaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-    names |= {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"}
-    monkeypatch.setattr("test_gguf.NAMES", NAMES | names | {"post_feedforward_layernorm": "post_ffw_norm"})
+    monkeypatch.setattr("test_gguf.NAMES", NAMES | GEMMA)
     full = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
     rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     kinds = ["sliding_attention"] * 5 + ["full_attention"]
@@ -223,6 +231,70 @@ def test_of_gemma_3_only_the_layers_with_full_attention_are_scaled(
     assert lm.model.config.rope_parameters == rope
     ids = torch.arange(3, 203)[None]
     torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
+
+
+def theta(writer: Any) -> None:
+    writer.add_tokenizer_pre("starcoder")
+
+
+def window(writer: Any) -> None:
+    writer.add_sliding_window(20)
+    writer.add_pad_token_id(0)  # that of Phi3Config is beyond a tiny vocabulary
+
+
+def caps(writer: Any) -> None:
+    writer.add_key_length(16)
+    writer.add_sliding_window(20)
+    writer.add_attn_logit_softcapping(9.0)
+    writer.add_final_logit_softcapping(8.0)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+CAPS = {"attn_logit_softcapping": 9.0, "final_logit_softcapping": 8.0, "sliding_window": 20, "head_dim": 16}
+CAPS |= {"tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "changes"),
+    [
+        ("starcoder2", theta, {"rope_parameters": ROPE, "vocab_size": len(tiny_tokenizer()) + 1}),
+        ("phi3", window, {"sliding_window": 20, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}}),
+        ("gemma2", caps, CAPS | {"query_pre_attn_scalar": 8, "num_hidden_layers": 46}),  # as in 27B: 8 = 32 / 4
+    ],
+)
+def test_values_that_transformers_drops_are_those_of_the_file(
+    architecture: str, more: Callable[[Any], None], changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if architecture == "gemma2":
+        monkeypatch.setattr("test_gguf.NAMES", NAMES | GEMMA)
+    monkeypatch.setattr(library, "get_tensor_name_map", cache(library.get_tensor_name_map))
+    monkeypatch.setitem(CONFIGS, "starcoder2", ("Starcoder2", COMMON))
+    model = tiny_model(architecture, **{"vocab_size": 320, "tie_word_embeddings": False} | changes)
+    write_gguf(tmp_path / "tiny.gguf", model, tiny_tokenizer(), more=more)
+    ids = torch.arange(3, 203)[None]
+    torch.testing.assert_close(farspan.load(tmp_path / "tiny.gguf").model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "got"),
+    [
+        ("llama", window, r"attention\.sliding_window is 20, which the LlamaForCausalLM"),
+        ("qwen2", window, r"attention\.sliding_window is 20, which the Qwen2ForCausalLM"),
+        (
+            "llama",
+            lambda writer: writer.add_rope_freq_base_swa(5e3),
+            r"rope\.freq_base_swa is 5000\.0, which the Llama",
+        ),
+        ("qwen2", lambda writer: writer.add_rope_dimension_count(4), r"rope\.dimension_count is 4, which the Qwen2"),
+    ],
+)
+def test_values_that_a_model_does_not_use_are_refused(
+    architecture: str, more: Callable[[Any], None], got: str, tiny: Any
+) -> None:
+    path, _ = tiny(architecture=architecture, more=more)
+    with pytest.raises(ValueError, match=rf"its field {got}.* makes of it does not use\. Load its safetensors"):
+        farspan.load(path)
+    assert not list((cache_folder() / "models").glob("*"))
 
 
 def test_the_tokens_that_end_a_turn_stop_an_answer(tiny: Any) -> None:

@@ -20,7 +20,7 @@ from farspan.reader.memory import PlainMemory
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy
-from tiny import VOCABULARY, open_lm, some_ids, tiny_model
+from tiny import CONFIGS, VOCABULARY, open_lm, some_ids, tiny_model
 
 CHUNKED = [
     "llama",
@@ -179,6 +179,19 @@ def test_rows_beyond_the_batch_go_round_the_memory_without_copying_its_keys(lm: 
         whole = torch.cat([text[i % 2], asked[i]])[None]
         assert_equal(reader.Scores(scores.nats[i : i + 1], scores.rank[i : i + 1]), *plain_scores(lm.model, whole, 40))
     assert memory.num_bytes <= 2 * held
+
+
+def test_rows_of_a_window_that_counts_keys_are_scored_one_by_one(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    monkeypatch.setitem(CONFIGS, "gpt_neo", ("GPTNeo", shape | {"vocab_size": VOCABULARY, "intermediate_size": 64}))
+    lm = open_lm("gpt_neo", tokenizer)
+    text, asked = some_ids(1, 300), some_ids(8, 12, 1)  # its window is 256
+    scores = DenseReader(lm).read(text).score(asked)
+    for i in range(8):
+        whole = torch.cat([text, asked[i : i + 1]], 1)
+        assert_equal(reader.Scores(scores.nats[i : i + 1], scores.rank[i : i + 1]), *plain_scores(lm.model, whole, 300))
 
 
 def test_padding_is_scored_as_nan_and_changes_nothing_before_it(lm: LM) -> None:
@@ -402,6 +415,19 @@ def test_rope_that_turns_with_the_length_is_read_with_plain_forwards(tokenizer: 
         logits = dense.lm.model(input_ids=text[:, :-1], use_cache=False).logits[:, 49:]
     nats = -logits.log_softmax(-1).gather(-1, text[:, 50:, None])[..., 0]
     torch.testing.assert_close(scores.nats, nats, rtol=1e-4, atol=2e-4)
+
+
+def test_with_rope_that_turns_with_the_length_padding_changes_no_scores(tokenizer: Any) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    dense = dense_reader(open_lm("llama", tokenizer, rope_parameters=scaling, max_position_embeddings=64))
+    memory, rows = dense.read(some_ids(2, 60)), some_ids(4, 30, 1)
+    rows[1, 6:], rows[2, 12:], rows[3] = -1, -1, -1
+    scores = memory.score(rows)
+    for i, length in enumerate((30, 6, 12)):
+        alone = memory.score(rows[i, :length].repeat(2, 1))  # each continues both texts
+        torch.testing.assert_close(scores.nats[i, :length], alone.nats[i % 2])
+        assert torch.equal(scores.rank[i, :length], alone.rank[i % 2])
+    assert scores.nats[3].isnan().all()
 
 
 def test_an_answer_that_learned_positions_have_no_room_for_is_refused_before_it_begins(tokenizer: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama import modeling_llama
 
+from farspan import hf
 from farspan.demo import embedded_model
 from farspan.hf import attend, remap
 from farspan.lm import LM
@@ -196,3 +197,14 @@ def test_a_model_without_a_trained_length_needs_a_window(text: str, lm: LM) -> N
     unknown = replace(lm, trained_length=None)
     with pytest.raises(ValueError, match=r"has no trained length\. Write"), method(text).on(unknown):
         pass
+
+
+def test_queries_and_keys_that_turn_slowly_have_rope_in_bfloat16(tokenizer: Any) -> None:
+    lm = open_lm("qwen2", tokenizer, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    frequencies = lm.model.model.rotary_emb.inv_freq
+    for layer in lm.model.model.layers:  # most of their norm is in the pair of the lowest frequency
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            part.weight.data *= torch.tensor([0.01, 0.01, 0.01, 1.0] * 2).repeat(part.out_features // 8)[:, None]
+    lm.model.to(torch.bfloat16)
+    lm.model.model.rotary_emb._buffers["inv_freq"] = frequencies
+    assert all(layer.inv_freq is frequencies for layer in hf.attention_layers(lm.model, name="dca"))

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from farspan import measure, served
 from farspan.cli import app
+from farspan.doctor.served import _apart
 from farspan.lm import LM, wrap
 from farspan.lm import load as load_model
 from farspan.measuring.loader import Load
@@ -376,6 +377,24 @@ def test_a_text_that_the_server_refuses_as_too_long_is_a_row(own: LM, folder: Pa
     assert "maximum context length" in rows[-1].reason
 
 
+def test_a_text_that_the_server_cuts_is_a_row(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
+    with serving(Fake("llama-server", own, cuts_to=100)) as url:
+        lm = served(url, tokenizer=str(folder))
+        rows = measure([lm], tasks=["curve"], lengths=[32, 80], repeats=2, text=text, out=tmp_path / "run").rows
+    assert {(row.length, row.status) for row in rows} == {(32, "ok"), (80, "too_long")}
+    assert "read 100 tokens, 1" in rows[-1].reason
+
+
+def test_of_a_special_token_nothing_is_known_unless_the_server_names_ids(
+    own: LM, folder: Path, ids: torch.Tensor
+) -> None:
+    target = torch.cat([ids[:, 40:45], torch.tensor([[own.tokenizer.eos_token_id]])], 1)
+    for named in (True, False):
+        with serving(Fake("completions", own, named_ids=named)) as url:
+            scores = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40]).score(target)
+        assert (scores.rank[0] >= 0).tolist() == [True] * 5 + [named]
+
+
 @pytest.mark.parametrize("engine", ["vLLM", "llama-server"])
 def test_a_server_without_ids_of_new_tokens_is_asked_in_another_way(
     engine: str, own: LM, folder: Path, ids: torch.Tensor
@@ -565,6 +584,11 @@ def test_the_doctor_finds_leftovers_at_cached_positions(own: LM, folder: Path, t
     assert done.exit_code == 1
     checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}
     assert checks["repeats"] is checks["order of requests"] is False
+
+
+def test_nats_that_are_there_only_once_are_a_difference() -> None:
+    assert _apart([(2.3, 1), (math.nan, 1)], [(2.31, 1), (math.nan, 1)]) == pytest.approx(0.01)
+    assert _apart([(2.3, 1), (0.1, 0)], [(math.nan, 1), (0.1, 0)]) == math.inf
 
 
 def test_errors_are_server_errors(own: LM, folder: Path) -> None:

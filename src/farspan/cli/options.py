@@ -94,6 +94,7 @@ def of_text(help: str) -> Any:
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, SERVED, RUN = "Model", "Served model", "Run"
 ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
+ONLY_LOCAL = ("--attention", "--device", "--device-map", "--dtype", "--revision", "--gguf", "--allow-pickle")
 
 LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
 IF_NEEDED = f"{LOCAL.removesuffix('.')}, or http://... of a server. Not needed with --base-url."
@@ -171,7 +172,7 @@ class LocalLoading:
             if (value := getattr(self, field.name)) != field.default
         }
 
-    def models(self, given: list[str] | None) -> list[str]:
+    def models(self, given: list[str] | None, chunk: int | None = None) -> list[str]:
         """Return the models to measure.
 
         Raises:
@@ -215,11 +216,11 @@ class Loading(LocalLoading):
     wait: Annotated[float, option(SERVED, "Seconds to wait for a server that went away.", min=0.0)] = 60.0
     insecure: Annotated[bool, option(SERVED, "Allow http to another machine.", "--insecure")] = False
 
-    def models(self, given: list[str] | None) -> list[str]:
+    def models(self, given: list[str] | None, chunk: int | None = None) -> list[str]:
         """Return the models to measure: those given, then the served one.
 
         Raises:
-            ValueError: none at all, or options of a served model without one.
+            ValueError: none at all, options of a served model without one, or options without effect on a served one.
         """
         from farspan.measuring.loader import is_url
 
@@ -236,15 +237,19 @@ class Loading(LocalLoading):
                 f"{', '.join(unused)} without a served model: got {', '.join(map(repr, models))}, expected "
                 f"--base-url URL. Give --base-url, or leave out {', '.join(unused)}"
             )
+        without = [name for name in self.given if name in ONLY_LOCAL] + ["--chunk"] * (chunk is not None)
+        if without and all(map(is_url, models)):
+            names = ", ".join(without)
+            raise ValueError(f"{names}: no effect on the served model {models[0]!r}. Omit {names}")
         return models
 
-    def only_model(self, given: str | None) -> str:
+    def only_model(self, given: str | None, chunk: int | None = None) -> str:
         """Return the model of a command that takes one.
 
         Raises:
             ValueError: as `models`, or a model beside a served one.
         """
-        (model, *more) = self.models([given] if given else None)
+        (model, *more) = self.models([given] if given else None, chunk)
         if more:
             raise ValueError(f"two models: got {given!r} and --base-url, expected one: leave out one of them")
         return model

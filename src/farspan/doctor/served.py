@@ -35,7 +35,11 @@ def diagnose_server(
             passed, measured, allowed, note = question(subject)
         except ServerError as error:
             passed, measured, allowed, note = False, "refused", "", str(error)
-        checks.append(Check(name, passed, "another hit" if measured == math.inf else measured, allowed, note))
+        checks.append(
+            Check(
+                name, passed, "other hits, or nats of other tokens" if measured == math.inf else measured, allowed, note
+            )
+        )
     return checks
 
 
@@ -123,8 +127,8 @@ class Server:
 
 
 def _apart(one: Sequence[Expected], other: Sequence[Expected]) -> float:
-    """Return the largest difference in nats; infinite if a token is hit in one only."""
-    if any((a[1] == 0) != (b[1] == 0) for a, b in zip(one, other, strict=True)):
+    """Return the largest difference in nats; infinite if a token is hit in one only, or has nats in one only."""
+    if any((a[1] == 0, math.isnan(a[0])) != (b[1] == 0, math.isnan(b[0])) for a, b in zip(one, other, strict=True)):
         return math.inf
     nats = torch.tensor([[a[0] - b[0] for a, b in zip(one, other, strict=True)]], dtype=torch.float64)
     return float(nats.abs().nan_to_num(0.0).max())

@@ -91,6 +91,8 @@ def self_check(lm: Any) -> str | None:
 def can_branch(lm: Any) -> bool:
     """Return whether several continuations in one forward get the same logits as one by one. Some families derive
     positions or biases from the mask and need another shape. Checked once, on a few tokens."""
+    if "local" in (getattr(lm.model.config, "attention_layers", None) or ()):
+        return False  # GPT-Neo's windows count keys, not positions; the few tokens below may all be within one
     if lm not in _BRANCHES:
         ids = torch.tensor(lm.tokenizer(CHECK_TEXT, add_special_tokens=False, verbose=False)["input_ids"])
         ids = ids.to(lm.device)[None, : lm.position_limit]

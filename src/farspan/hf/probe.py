@@ -20,6 +20,9 @@ PROBE_LENGTH = 24  # tokens
 
 PROBE_SHIFT = 500  # positions
 
+# Relative differences of equal computations are up to 0.039 in bfloat16 and 0.0046 in float16, in Gemma 3 270M.
+TOLERANCES, TOLERANCE = {torch.float32: 5e-3, torch.float16: 0.02}, 0.1  # the second is that of other dtypes
+
 
 def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Layer]:
     """Return the properties of each attention layer, found by running a few tokens through the model.
@@ -102,21 +105,26 @@ def _frequencies(
     before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], known: list[Tensor], refusal: str
 ) -> Tensor | None:
     """Return the RoPE frequencies that rotate queries and keys by the probe's shift; None: they are not rotated."""
-    if all(map(close, before, after)):
-        return None
     positions = torch.arange(PROBE_LENGTH, device=before[0].device)
+    errors: list[tuple[float, Tensor | None]] = [(max(map(_apart, before, after)), None)]
     for inv_freq in known:
         if 2 * inv_freq.numel() > before[0].shape[-1]:
             continue
         here, there = angles(positions, inv_freq), angles(positions + PROBE_SHIFT, inv_freq)
-        if all(close(turned(x, here, there), y) for x, y in zip(before, after, strict=True)):
-            return inv_freq
+        errors.append((max(_apart(turned(x, here, there), y) for x, y in zip(before, after, strict=True)), inv_freq))
+    # the smallest, not the first below the tolerance: queries and keys that turn slowly look almost unrotated
+    error, found = min(errors, key=lambda one: one[0])
+    if error < TOLERANCES.get(before[0].dtype, TOLERANCE):
+        return found
     raise ValueError(f"{refusal}: its RoPE rotates dimensions in another layout (interleaved?) than half and half")
 
 
 def close(given: Tensor, expected: Tensor) -> bool:
-    apart = (given.float() - expected.float()).norm() / expected.float().norm()
-    return bool(apart < (5e-3 if expected.dtype == torch.float32 else 0.1))
+    return _apart(given, expected) < TOLERANCES.get(expected.dtype, TOLERANCE)
+
+
+def _apart(given: Tensor, expected: Tensor) -> float:
+    return float((given.float() - expected.float()).norm() / expected.float().norm())
 
 
 See = Callable[[int, Tensor, Tensor, Tensor], None]

@@ -22,9 +22,13 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
     family = type(model).__name__
     modules = rotary_modules(model)
     parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    if any(isinstance(value, dict) for value in parameters.values()):
+    several = list(parameters) if any(isinstance(value, dict) for value in parameters.values()) else []
+    if not several:  # Granite-SWA has a theta for each layer; without weights there are no values to compare
+        known = [tuple(one.inv_freq.tolist()) for one in modules if one.inv_freq.device.type != "meta"]
+        several = [f"{len(set(known))} sets of frequencies"] if len(set(known)) > 1 else []
+    if several:
         raise ValueError(
-            f"{name} changes one RoPE, and {family} has several ({', '.join(parameters)}): leave RoPE unchanged, "
+            f"{name} changes one RoPE, and {family} has several ({', '.join(several)}): leave RoPE unchanged, "
             "as selfextend and dca do"
         )
     if not modules or not parameters:

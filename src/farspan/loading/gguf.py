@@ -6,14 +6,17 @@ The weights are those in the file, up to float32 rounding: a 4-bit file keeps it
 every safetensors reader accepts. transformers dequantises them and translates their names, for the architectures that
 it has a converter for. The folder needs 4 bytes for each parameter.
 
-transformers leaves the scaling of RoPE out. It is read here as llama.cpp stores it: fields `rope.scaling.*` (linear,
-YaRN), or the tensor `rope_freqs` with a divisor of each frequency (Llama 3). Any other scaling is refused. So is a way
-to split text before byte-pair encoding (`tokenizer.ggml.pre`) that neither transformers nor this module knows, and a
-file whose weights are not all those of the model.
+transformers leaves some values out that change scores. Theta, windows and soft caps are compared with the file and set,
+as is the scale of attention of Gemma's 27B models, which no file holds. It also leaves the scaling of RoPE out. That is
+read here as llama.cpp stores it: fields `rope.scaling.*` (linear, YaRN), or the tensor `rope_freqs` with a divisor of
+each frequency (Llama 3). Any other scaling is refused. So is a way to split text before byte-pair encoding
+(`tokenizer.ggml.pre`) that neither transformers nor this module knows, and a file whose weights are not all those of
+the model.
 """
 
 import hashlib
 import json
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -30,13 +33,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan.extras import optional_import
 from farspan.files import built, cache_folder, read_json
+from farspan.hf.masks import SLIDING, layer_windows
 from farspan.hf.rotary import rope_frequencies, set_rope
 from farspan.loading.errors import RefusedError
 from farspan.terminal import report
 from farspan.text import checksums
 
 ABOUT = "gguf.json"  # in the folder: the source of its weights
-VERSION = "version-3"  # an empty file in the folder; folders without it can lack weights, or have other tokens
+VERSION = "version-4"  # an empty file in the folder; folders without it can lack weights, or have another config
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # its kind and its vocabulary
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Ways to split text (`tokenizer.ggml.pre`), by llama.cpp's names: GPT-2's, and GPT-2's after single digits.
@@ -48,6 +52,16 @@ YARN = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+# Values that change scores: of GGUF, and of transformers, which drops them for some architectures.
+SCORING = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+THETAS = {"rope.freq_base": "full_attention", "rope.freq_base_swa": SLIDING}  # with the layers of each
+TURNED = "rope.dimension_count"  # of a head
+# The layers by which llama.cpp recognises the models that scale attention by the model's width, not by 256.
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 # llama.cpp stores only the resulting divisors. Every Llama from 3.1 has these parameters, with factors of its own.
 LLAMA3 = {
     "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192
@@ -63,6 +77,7 @@ class FileHeader:
     divisors: torch.Tensor | None  # of RoPE's frequencies
     ends: set[int]  # tokens that end a turn or a message; transformers reads only the one that ends a text
     split: str | None  # how the tokenizer splits text before byte-pair encoding
+    scoring: dict[str, Any]  # values of the fields SCORING, THETAS and TURNED
 
 
 def is_gguf(place: str | Path) -> bool:
@@ -111,6 +126,7 @@ def converted(file: Path) -> Path:
         ) from error
     _refuse_other_weights(model, header, loaded["missing_keys"])
     _split(tokenizer, header.split)
+    _complete(model, header)
     if _scale(model, header):
         about["rope_parameters"] = model.config.rope_parameters
     if header.ends:
@@ -172,6 +188,7 @@ def _header(file: Path) -> FileHeader:
         ends = {fields[key].contents() for key in ENDS if key in fields}
         split = fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in fields else None
         parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
+        scoring = {key: fields[key].contents() for key in (*SCORING, *THETAS, TURNED) if key in fields}
         absent = [name for name in TOKENIZER if name not in fields]
         divisors = None
         for tensor in reader.tensors:
@@ -193,7 +210,7 @@ def _header(file: Path) -> FileHeader:
         "num_weights": sum(int(tensor.n_elements) for tensor in reader.tensors),
         "tensors": dict(Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()),
     }
-    return FileHeader(about, _scaling(rope, trained), divisors, ends, split)
+    return FileHeader(about, _scaling(rope, trained), divisors, ends, split, scoring)
 
 
 def _refuse_other_weights(model: Any, header: FileHeader, missing: Collection[str]) -> None:
@@ -214,6 +231,45 @@ def _refuse_other_weights(model: Any, header: FileHeader, missing: Collection[st
             f"it holds {held:,} weights, but the model that transformers {transformers.__version__} makes of it has "
             f"{own:,}. Load its safetensors weights instead"
         )
+
+
+def _complete(model: Any, header: FileHeader) -> None:
+    """Give a model's config the values of its GGUF file that transformers has dropped.
+
+    Raises:
+        RefusedError: a value that this model of transformers does not have.
+    """
+    config, family = model.config, type(model).__name__
+
+    def refusal(field: str) -> RefusedError:
+        return RefusedError(
+            f"its field {field} is {header.scoring[field]}, which the {family} that transformers "
+            f"{transformers.__version__} makes of it does not use. Load its safetensors weights instead"
+        )
+
+    for field, name in SCORING.items():
+        value = header.scoring.get(field) or None  # 0: none
+        if field not in header.scoring or getattr(config, name, None) == value:
+            continue
+        if not hasattr(config, name):
+            raise refusal(field)
+        setattr(config, name, value)
+        if name == "sliding_window" and value not in layer_windows(model)[0]:
+            raise refusal(field)
+    for field, kind in THETAS.items():
+        own = getattr(config, "rope_parameters", None) or {}
+        plain, theta = own.get(kind, own), header.scoring.get(field)
+        if theta is None or math.isclose(plain.get("rope_theta", math.nan), theta, rel_tol=1e-6):
+            continue
+        if "rope_theta" not in plain or (plain is own and kind == SLIDING):
+            raise refusal(field)
+        changed = plain | {"rope_theta": theta}
+        set_rope(model, changed if plain is own else own | {kind: changed})
+    turned = {2 * values.numel() for _, values in rope_frequencies(model)}
+    if turned and header.scoring.get(TURNED, max(turned)) not in turned:
+        raise refusal(TURNED)
+    if config.num_hidden_layers == LAYERS_OF_27B.get(header.about["architecture"]):
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
 
 
 def _split(tokenizer: Any, name: str | None) -> None:

@@ -401,7 +401,11 @@ class PlainMemory(BaseMemory):
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
 
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
-        hidden, output = self._hidden(ids[:, : max(kept.stop - 1, 0)].clamp_min(0))
+        fed = ids[:, : max(kept.stop - 1, 0)]
+        if bool((fed < 0).any()) and hf.length_dependent_rope(self.lm.model):
+            hidden, output = self._hidden_by_length(fed, (ids[:, : kept.stop] >= 0).sum(1) - 1)
+        else:
+            hidden, output = self._hidden(fed.clamp_min(0))
         wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
         yield ids[:, kept.start : kept.stop], head_of(self.lm, wanted, output)
 
@@ -416,6 +420,18 @@ class PlainMemory(BaseMemory):
 
         yield expect
 
-    def _hidden(self, ids: Tensor) -> tuple[Tensor, object]:
+    def _hidden(self, ids: Tensor, rows: Tensor | slice = slice(None)) -> tuple[Tensor, object]:
         assert self.ids is not None
-        return hf.plain_hidden(self.lm.model, torch.cat([self.ids, ids], 1))
+        return hf.plain_hidden(self.lm.model, torch.cat([self.ids[rows], ids], 1))
+
+    def _hidden_by_length(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, object]:
+        """Return the hidden states of rows with padding, whose RoPE depends on the real number of tokens of a row."""
+        hidden, output = None, None
+        for length in lengths.clamp_min(0).unique().tolist():
+            rows = lengths.clamp_min(0) == length
+            part, output = self._hidden(ids[rows, :length], rows)
+            if hidden is None:
+                hidden = part.new_zeros(len(ids), self.num_seen + ids.shape[1], part.shape[2])
+            hidden[rows, : part.shape[1]] = part
+        assert hidden is not None
+        return hidden, output

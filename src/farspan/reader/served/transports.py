@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError
+from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError, TooLongError
 
 Expected = tuple[float, int]  # nats of a token (NaN: not known), and its rank (0: the server's choice; -1: not known)
 TOP = 10  # likeliest tokens requested with each new one
@@ -241,6 +241,12 @@ class LlamaServer:
         answer = self.client.post("/completion", body)
         if not isinstance(answer, dict) or "tokens" not in answer:
             raise NotServedError(f"{self.client.base_url}/completion returns no tokens")
+        # not `truncated`, which is also set where new tokens reach the end of the context
+        if (read := answer.get("tokens_evaluated", len(prompt))) < len(prompt):
+            raise TooLongError(
+                f"{self.client.base_url} read {read:,} tokens, {len(prompt):,} were sent: it has cut the text. Choose "
+                "shorter lengths, or start it with a larger context (--ctx-size)"
+            )
         computed = (answer.get("timings") or {}).get("prompt_n")
         self.client.count(len(prompt), None if computed is None else max(0, len(prompt) - int(computed)))
         return answer
@@ -279,6 +285,8 @@ class Completions:
                 written = f"{TOKEN_ID}{target[i]}"
             else:
                 written, new = self._text(prompt[-1], target[i]), choice["text"]
+                if self._is_special(target[i]):  # servers leave them out of the text
+                    return math.nan, -1
             nats = -float(listed[written]) if written in (listed or ()) else math.nan
             if not written or UNREADABLE in written:  # other tokens have the same text
                 return math.nan, -1
@@ -308,6 +316,10 @@ class Completions:
         if (before, token) not in self._texts:
             self._texts[before, token] = self._decoded([before, token])[len(self._decoded([before])) :]
         return self._texts[before, token]
+
+    def _is_special(self, token: int) -> bool:
+        left = self.tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return bool(self._decoded([token]) != left)
 
     def _prompt(self, ids: Sequence[int]) -> str | None:
         """Return the text that a server tokenises to these tokens; None: there is none."""
