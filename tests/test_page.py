@@ -460,7 +460,7 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     assert first[:3] == ["small", "0", "1,385"]
     assert first[3].startswith("0.369 [")
     assert first[4].startswith("0.495 [")
-    _, copy, _, control, _, index = figure["recall-1"]["data"]
+    _, copy, control, _, index = figure["recall-1"]["data"]  # the same control in all texts: without a band
     assert index["y"] == pytest.approx([0.99375, 0.68125, 0.36875])
     assert copy["x"] == control["x"] == [385, 885, 1385]
     assert copy["y"] == pytest.approx([0.995, 0.745, 0.495])
