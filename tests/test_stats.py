@@ -267,6 +267,13 @@ def test_one_repeat_has_no_interval() -> None:
     assert (half_life.low, half_life.high) == (None, None)
 
 
+def test_a_crossing_between_lengths_of_one_text_has_no_interval() -> None:
+    few = [one for one in rows(STEP, repeats=4) if one.length <= 200 or one.repeat == 0]
+    found = stats.summarise(stats.curve(few), bootstraps=50)
+    assert (found.half_life.value, found.half_life.low, found.half_life.high) == (pytest.approx(300), None, None)
+    assert (found.span.low is None, found.repeats) == (False, 4)
+
+
 def test_repeats_that_agree_leave_open_where_between_two_lengths_the_curve_crosses() -> None:
     half_life = summary((1.0, 1.0, 0.7, 0.2), repeats=5, bootstraps=50).half_life
     assert half_life.value == pytest.approx(325, abs=5)
