@@ -121,6 +121,11 @@ def cells_of(group: Group) -> list[Cell]:
             if group.entry["unit"] == "tokens":
                 numbers |= _costs(costs[member.source.name].get((member.model, member.method, length), []))
             found.append(_cell(member, group, length, numbers))
+    return judged(found, group)
+
+
+def judged(found: Sequence[Cell], group: Group) -> list[Cell]:
+    """Return cells of one task with p corrected over all of them, and their verdicts."""
     corrected = holm([cell.p for cell in found])
     better = group.entry["quality"]["higher_is_better"]
     return [
