@@ -100,6 +100,12 @@ def test_the_picture_shades_no_amnesia_where_coarse_memory_goes_on(tmp_path: Pat
     assert "amnesia" not in drawn
 
 
+@pytest.mark.parametrize("copy", [1.0, 0.2], ids=["all fine", "amnesia"])
+def test_the_picture_shades_no_lengths_without_a_result(copy: float) -> None:
+    (one,) = series(rows({100: 1.0, 200: copy}) + failures(400), MODELS)
+    assert curve_figure([one]).areas[-1].end == 200
+
+
 def x_limits(one: Figure) -> tuple[float, float]:
     """The range of the x axis of a figure, as it is drawn."""
     axes = Canvas().subplots()

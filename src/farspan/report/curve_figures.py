@@ -90,7 +90,8 @@ def _trained(curves: Sequence[CurveMember]) -> list[Rule]:
 def _areas(one: CurveMember) -> list[Area]:
     if one.summary is None:
         return []
-    edge = float(one.curve.lengths[-1]) * 1.015
+    last = float(one.measured.lengths[-1])
+    edge = last * 1.015 if last == one.curve.lengths[-1] else last  # to the edge of the figure, or what was measured
     fine = edge if one.summary.fine.censored else one.summary.fine.value
     coarse = max(fine, edge if one.summary.coarse.censored else one.summary.coarse.value)
     names = (f"fine memory {one.summary.fine}", f"coarse memory {one.summary.coarse}", "amnesia")
