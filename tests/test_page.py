@@ -697,6 +697,16 @@ def test_a_curve_that_ended_early_can_be_the_longest(tmp_path: Path, later: floa
     assert any(text.startswith(f"{unknown} up to 200 tokens.") for text in shown.texts)
 
 
+def test_curves_of_different_tokenizers_end_at_a_number_of_characters(tmp_path: Path) -> None:
+    ended = [row(n, r, 1.0 - 0.004 * r, model="org/large", target=f"other {r}") for r in range(4) for n in (300, 500)]
+    folders = [
+        run(tmp_path / "a", rows(repeats=4), characters_per_token={"aa": 4.0}),
+        run(tmp_path / "b", ended, characters_per_token={"aa": 1.0}),
+    ]
+    texts = page(tmp_path / "out", *folders).texts
+    assert any("it can be large, measured only up to 500 tokens" in text for text in texts)
+
+
 def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> None:
     alike = [row(n, r, v - 0.05 * (r % 2), model="org/large") for r in range(4) for n, v in CURVE.items()]
     shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", alike))
