@@ -221,6 +221,15 @@ def test_half_lives_are_also_in_characters_where_the_tokenizer_is_known(tmp_path
     assert "<400 characters" in page(tmp_path / "out", low).table(0)[1][2]
 
 
+def test_curves_after_a_method_without_rows_have_their_own_names_and_colours(tmp_path: Path) -> None:
+    measured = [replace(one, method="sinks") for one in rows()]
+    folder = run(tmp_path / "a", measured, {"text": "books", "methods": ["full", "sinks"]})
+    assert page(tmp_path / "out", folder).table(0)[1][0] == "■ small sinks"
+    figures = drawn(tmp_path / "out")
+    about = [trace.get("meta", {}) for name in ("curve-1", "index-1") for trace in figures[name]["data"]]
+    assert {one["curve"] for one in about if "curve" in one} == {1}
+
+
 def test_protocols_and_texts_are_shown_apart(tmp_path: Path) -> None:
     folders = [
         run(tmp_path / "nested", rows()),
