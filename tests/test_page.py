@@ -286,6 +286,24 @@ def test_perplexities_of_one_file_name_are_shown_apart() -> None:
     assert titles == ["all tokens, /a/t.txt", "all tokens, /b/t.txt"]
 
 
+def test_perplexities_on_other_key_tokens_are_shown_apart() -> None:
+    spec, quality = "longppl:keys=keys", {"score": "nats", "name": "LongPPL", "higher_is_better": False, "exp": True}
+
+    def source(keys: str, **about: str) -> Source:
+        settings = {"text": "t", "text_hash": "x", "keys_hash": keys}
+        row = Row("m", "full", "longppl", 1, settings, 8, 0, 0, keys, scores={"nats": 1.0})
+        tasks = {spec: {"task": "longppl", "unit": "tokens", "quality": quality, "details": []}}
+        header = {
+            "settings": {"tasks": tasks, "methods": ["full"]},
+            "models": {"m": about | {"tasks": {spec: settings}}},
+        }
+        return Source.of(keys, keys, header, [row])
+
+    known = [source(keys, tokenizer="1") for keys in ("a", "b")]
+    assert [group.title for group in grouped(known)] == [f"{spec} (x, a)", f"{spec} (x, b)"]
+    assert len(grouped([source("a"), source("b")])) == 2
+
+
 def test_one_model_in_several_runs_is_told_apart_by_them(tmp_path: Path) -> None:
     folders = [
         run(tmp_path / name, rows(model=model)) for name, model in (("a", "org/x"), ("b", "org/x"), ("c", "org/y"))
