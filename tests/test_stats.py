@@ -348,6 +348,14 @@ def test_the_joint_test_shows_a_memory_in_5_of_100_models_without_one(few: int) 
     assert 0.02 * trials <= shown <= 0.085 * trials  # three standard deviations of chance around 5 %
 
 
+@pytest.mark.parametrize(("copy", "control", "name"), [(1.0, 0.2, "fine"), (1 / 32, 0.0, "gap")])
+def test_equal_accuracies_of_few_tokens_show_less_than_those_of_many(copy: float, control: float, name: str) -> None:
+    """Half of the tokens of a length are scored, in two texts: 64 or 6,400 tokens in all."""
+    few, many = (stats.curve(rows(copy, control, lengths=(length,))) for length in (64, 6400))
+    assert not stats.exceeds(few, name, stats.JOINT_LEVEL)
+    assert stats.exceeds(many, name, stats.JOINT_LEVEL)
+
+
 @pytest.mark.parametrize("repeats", [2, 6])
 def test_the_statistic_of_a_whole_curve_is_the_largest_t_of_its_windows(repeats: int) -> None:
     curves = np.random.default_rng(0).normal(0.2, 1, (40, repeats, 5))
