@@ -307,3 +307,9 @@ def test_an_interval_that_is_narrow_enough_is_decided() -> None:
     more, hopeless = undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.15), 512, 32)
     assert (more, hopeless) == ((200, 300), {"reach"})
     assert undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.5), 512, 32)[1] >= {"half_life"}
+
+
+def test_a_threshold_that_rests_on_one_repeat_is_undecided() -> None:
+    curve = a_curve([1, 0.9, 0.1, 0], [100, 200, 300, 400])
+    curve.copy[1:, 2:] = np.nan
+    assert undecided(curve, 512, 32) == ((200, 300, 400), set())

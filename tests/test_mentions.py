@@ -89,7 +89,13 @@ def test_a_name_is_inside_a_sentence_somewhere_and_its_letters_are_nowhere_else(
     assert found(lm, "the Rose and the rose and Ada too") == ["Ada"]
     assert found(lm, "call Rose or Roseanne or Ada there") == ["Roseanne", "Ada"]
     assert found(lm, "in 1811 and x_1811, in 1812 but") == ["x_1811", "1812"]
-    assert found(lm, "a Zoé or Zoé b") == ["Zo\N{REPLACEMENT CHARACTER}"] * 2  # two tokens of one letter
+    assert found(lm, "a Zoé or “Zoé, Zoë b") == ["Zoé", "Zoé", "Zoë"]  # two tokens of one letter
+    assert found(lm, "a Zo\N{REPLACEMENT CHARACTER} b") == []  # a letter that the text lacks
+
+
+def test_a_word_is_whole_if_its_tokens_have_all_its_letters(lm: LM) -> None:
+    tokens = np.array(lm.tokenizer("a Zoé or Émile b", add_special_tokens=False)["input_ids"])
+    assert [(word.text, word.whole) for word in words_of(lm, tokens)] == [("Zoé", True), ("Émile", False)]
 
 
 def naive_mentions(lm: LM, tokens: np.ndarray, distance: int, targets: int) -> dict[str, tuple[int, int, int]]:

@@ -24,10 +24,11 @@ from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
 from farspan.reader.served import served
-from farspan.record import read_rows
+from farspan.record import Row, read_rows
 from farspan.report.depths import DepthReport
 from farspan.report.kinds import MEMBERS
-from farspan.report.runs import grouped, read_sources
+from farspan.report.runs import Group, Member, Source, grouped, read_sources
+from farspan.stats import holm
 from farspan.tasks import task
 from farspan.tasks.needle import KINDS, BoundNeedle, _mentions
 from farspan.text.corpora import Corpus, load
@@ -492,6 +493,25 @@ def test_commands_measure_compare_resume_and_report(
     assert "| depth | 500 | 640 |" in shown
     assert len(Path("page/depths.csv").read_text().splitlines()) == 1 + 2 * 2
     assert "depth 2 is outside" in refused(farspan("task", "needle:depths=2", "tiny"))
+
+
+def test_p_is_corrected_over_all_cells_of_a_map(tmp_path: Path) -> None:
+    rng, source = np.random.default_rng(0), Source("", tmp_path, {"models": {}}, [])
+    about = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": True}
+
+    def member(method: str) -> Member:
+        where = [(length, depth, i) for length in (500, 640) for depth in (0.0, 1.0) for i in range(4)]
+        rows = [
+            Row("m", method, "needle", 1, {}, length, i, 0, f"{i}", depth=depth, scores={"right": rng.random()})
+            for length, depth, i in where
+        ]
+        return Member(source, "m", method, rows)
+
+    entry = {"task": "needle", "unit": "tokens", "quality": about}
+    group = Group("needle", "needle", "", 1, entry, [member("full"), member("sinks")])
+    ((_, other),) = DepthReport([group], tmp_path).by_depth.values()
+    cells = [cell for some in other.values() for cell in some]
+    assert [cell.p_holm for cell in cells] == holm([cell.p for cell in cells])
 
 
 def test_a_map_has_the_means_of_its_rows(lm: LM, text: str, tmp_path: Path) -> None:

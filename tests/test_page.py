@@ -221,6 +221,15 @@ def test_half_lives_are_also_in_characters_where_the_tokenizer_is_known(tmp_path
     assert "<400 characters" in page(tmp_path / "out", low).table(0)[1][2]
 
 
+def test_curves_after_a_method_without_rows_have_their_own_names_and_colours(tmp_path: Path) -> None:
+    measured = [replace(one, method="sinks") for one in rows()]
+    folder = run(tmp_path / "a", measured, {"text": "books", "methods": ["full", "sinks"]})
+    assert page(tmp_path / "out", folder).table(0)[1][0] == "■ small sinks"
+    figures = drawn(tmp_path / "out")
+    about = [trace.get("meta", {}) for name in ("curve-1", "index-1") for trace in figures[name]["data"]]
+    assert {one["curve"] for one in about if "curve" in one} == {1}
+
+
 def test_protocols_and_texts_are_shown_apart(tmp_path: Path) -> None:
     folders = [
         run(tmp_path / "nested", rows()),
@@ -275,6 +284,24 @@ def test_perplexities_of_one_file_name_are_shown_apart() -> None:
 
     titles = [group.title for group in grouped([source("a"), source("b")])]
     assert titles == ["all tokens, /a/t.txt", "all tokens, /b/t.txt"]
+
+
+def test_perplexities_on_other_key_tokens_are_shown_apart() -> None:
+    spec, quality = "longppl:keys=keys", {"score": "nats", "name": "LongPPL", "higher_is_better": False, "exp": True}
+
+    def source(keys: str, **about: str) -> Source:
+        settings = {"text": "t", "text_hash": "x", "keys_hash": keys}
+        row = Row("m", "full", "longppl", 1, settings, 8, 0, 0, keys, scores={"nats": 1.0})
+        tasks = {spec: {"task": "longppl", "unit": "tokens", "quality": quality, "details": []}}
+        header = {
+            "settings": {"tasks": tasks, "methods": ["full"]},
+            "models": {"m": about | {"tasks": {spec: settings}}},
+        }
+        return Source.of(keys, keys, header, [row])
+
+    known = [source(keys, tokenizer="1") for keys in ("a", "b")]
+    assert [group.title for group in grouped(known)] == [f"{spec} (x, a)", f"{spec} (x, b)"]
+    assert len(grouped([source("a"), source("b")])) == 2
 
 
 def test_one_model_in_several_runs_is_told_apart_by_them(tmp_path: Path) -> None:
@@ -460,7 +487,7 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     assert first[:3] == ["small", "0", "1,385"]
     assert first[3].startswith("0.369 [")
     assert first[4].startswith("0.495 [")
-    _, copy, _, control, _, index = figure["recall-1"]["data"]
+    _, copy, control, _, index = figure["recall-1"]["data"]  # the same control in all texts: without a band
     assert index["y"] == pytest.approx([0.99375, 0.68125, 0.36875])
     assert copy["x"] == control["x"] == [385, 885, 1385]
     assert copy["y"] == pytest.approx([0.995, 0.745, 0.495])
@@ -695,6 +722,16 @@ def test_a_curve_that_ended_early_can_be_the_longest(tmp_path: Path, later: floa
         f"Which has the longest {'span' if later > 0.5 else 'half-life'} is not known: it can be large, measured only"
     )
     assert any(text.startswith(f"{unknown} up to 200 tokens.") for text in shown.texts)
+
+
+def test_curves_of_different_tokenizers_end_at_a_number_of_characters(tmp_path: Path) -> None:
+    ended = [row(n, r, 1.0 - 0.004 * r, model="org/large", target=f"other {r}") for r in range(4) for n in (300, 500)]
+    folders = [
+        run(tmp_path / "a", rows(repeats=4), characters_per_token={"aa": 4.0}),
+        run(tmp_path / "b", ended, characters_per_token={"aa": 1.0}),
+    ]
+    texts = page(tmp_path / "out", *folders).texts
+    assert any("it can be large, measured only up to 500 tokens" in text for text in texts)
 
 
 def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> None:

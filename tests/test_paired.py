@@ -481,6 +481,12 @@ def test_lengths_of_one_run_alone_make_no_difference_significant() -> None:
     assert common.p <= found.p < 0.05
 
 
+def test_a_run_that_begins_at_a_longer_length_does_not_differ_from_itself() -> None:
+    late = run(MIDDLES, LENGTHS[9:])
+    for pair in ((run(MIDDLES), late), (late, run(MIDDLES))):
+        assert min(one.p for one in stats.differences(*pair) if one.p is not None) > 0.05
+
+
 def test_lengths_beyond_the_range_of_the_other_run_are_used() -> None:
     for name in ("half_life", "reach", "span"):
         whole = of(stats.differences(run(MIDDLES), run(MIDDLES - 1000)), name)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, read_rows
 from farspan.report import perplexity as report
+from farspan.report.runs import groups_of_rows
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
 from farspan.text import corpora
@@ -230,6 +232,25 @@ def test_a_model_that_halves_its_doubt_gains_log_two(tmp_path: Path) -> None:
     assert (short["accuracy"], short["gain"]) == (0.5, 0.0)
     assert long["gain"] == pytest.approx(math.log(2), abs=1e-6)
     assert (long["gain_low"], long["gain_high"]) == (long["gain"], long["gain"])  # no repeat differs
+
+
+def test_gains_from_another_length_than_the_shortest_are_not_compared() -> None:
+    """The second method has failed at the shortest length, and the third has no row there."""
+    settings = {"targets": "fixed", "target_tokens": 64, "text": "books", "text_hash": "x"}
+    scores = {"nats": 2.0, "accuracy": 0.5, "scored": 64, "context": 64}
+    rows = [
+        Row("m", how, "perplexity", 2, settings, length, repeat, 0, f"{repeat}", scores=scores)
+        for how in ("full", "sinks", "topk")
+        for length in (128, 256)[how == "topk" :]
+        for repeat in range(2)
+    ]
+    rows = [replace(row, status="oom") if (row.method, row.length) == ("sinks", 128) else row for row in rows]
+    members = report.series(rows)
+    assert [one.by_length[-1]["gain"] for one in members] == [0.0, None, 0.0]
+    (group,) = groups_of_rows(rows, "perplexity", report.PerplexityMember)
+    figures = report.PerplexityReport([group], Path()).section(group, 1)["figures"]
+    traces = [len({trace["meta"]["curve"] for trace in figure["data"]}) for figure in figures]
+    assert traces == [3, 1]  # accuracy and gain
 
 
 def test_intervals_are_over_repeats() -> None:

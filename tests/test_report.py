@@ -24,6 +24,7 @@ from farspan.report.cells import failures as reasons
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import CurveReport, draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
+from farspan.report.export import ranged
 from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, pareto_front, shape
 from farspan.report.figures import cost_figure, group_figure
 from farspan.report.interactive import as_plotly
@@ -97,6 +98,12 @@ def test_the_picture_shades_no_amnesia_where_coarse_memory_goes_on(tmp_path: Pat
     drawn = svg(rows({100: 1.0, 200: 1.0, 300: 0.6, 400: 0.5}), tmp_path)
     assert "<!-- coarse memory &gt;400 -->" in drawn
     assert "amnesia" not in drawn
+
+
+@pytest.mark.parametrize("copy", [1.0, 0.2], ids=["all fine", "amnesia"])
+def test_the_picture_shades_no_lengths_without_a_result(copy: float) -> None:
+    (one,) = series(rows({100: 1.0, 200: copy}) + failures(400), MODELS)
+    assert curve_figure([one]).areas[-1].end == 200
 
 
 def x_limits(one: Figure) -> tuple[float, float]:
@@ -223,6 +230,13 @@ def test_three_rouge_scores_of_0_have_no_interval() -> None:
     zeros = np.zeros(3)
     assert interval_of(zeros, rouge) == (None, None)
     assert interval_of(zeros, exact) == (0.0, pytest.approx(0.5615, abs=1e-3))  # Wilson's, of right and wrong answers
+    assert interval_of(np.full(4, 0.8), exact) == (None, None)  # means over depths
+
+
+def test_texts_that_are_all_copied_alike_have_no_interval() -> None:
+    (one,) = series([row(100, repeat, 1 - 0.01 * repeat) for repeat in range(3)], MODELS)
+    (point,) = one.points()
+    assert [ranged(point, name) for name in ("copy", "control", "memory_index")] == ["1.000", "0.200", "1.000"]
 
 
 def test_gains_in_nats_are_no_shares() -> None:

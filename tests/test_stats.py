@@ -267,6 +267,13 @@ def test_one_repeat_has_no_interval() -> None:
     assert (half_life.low, half_life.high) == (None, None)
 
 
+def test_a_crossing_between_lengths_of_one_text_has_no_interval() -> None:
+    few = [one for one in rows(STEP, repeats=4) if one.length <= 200 or one.repeat == 0]
+    found = stats.summarise(stats.curve(few), bootstraps=50)
+    assert (found.half_life.value, found.half_life.low, found.half_life.high) == (pytest.approx(300), None, None)
+    assert (found.span.low is None, found.repeats) == (False, 4)
+
+
 def test_repeats_that_agree_leave_open_where_between_two_lengths_the_curve_crosses() -> None:
     half_life = summary((1.0, 1.0, 0.7, 0.2), repeats=5, bootstraps=50).half_life
     assert half_life.value == pytest.approx(325, abs=5)
@@ -339,6 +346,14 @@ def test_the_joint_test_shows_a_memory_in_5_of_100_models_without_one(few: int) 
     curves = (unevenly_measured(rng.normal(0, 0.05, (6, 8)), few) for _ in range(trials))
     shown = sum(stats.exceeds(one, "gap", stats.JOINT_LEVEL) for one in curves)
     assert 0.02 * trials <= shown <= 0.085 * trials  # three standard deviations of chance around 5 %
+
+
+@pytest.mark.parametrize(("copy", "control", "name"), [(1.0, 0.2, "fine"), (1 / 32, 0.0, "gap")])
+def test_equal_accuracies_of_few_tokens_show_less_than_those_of_many(copy: float, control: float, name: str) -> None:
+    """Half of the tokens of a length are scored, in two texts: 64 or 6,400 tokens in all."""
+    few, many = (stats.curve(rows(copy, control, lengths=(length,))) for length in (64, 6400))
+    assert not stats.exceeds(few, name, stats.JOINT_LEVEL)
+    assert stats.exceeds(many, name, stats.JOINT_LEVEL)
 
 
 @pytest.mark.parametrize("repeats", [2, 6])

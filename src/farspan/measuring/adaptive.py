@@ -187,7 +187,10 @@ def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tupl
     hopeless = set()
     for name in REPEATED:
         value, censored = values[name]
-        if value == 0.0 or censored or name not in chance:
+        if value == 0.0 or censored or not chance:
+            continue
+        if name not in chance:
+            more |= set(stats.between(measured, value))
             continue
         low, high, _ = chance[name]
         wanted = 2 * max(longest / RESOLUTION, PRECISION * value)

@@ -121,6 +121,11 @@ def cells_of(group: Group) -> list[Cell]:
             if group.entry["unit"] == "tokens":
                 numbers |= _costs(costs[member.source.name].get((member.model, member.method, length), []))
             found.append(_cell(member, group, length, numbers))
+    return judged(found, group)
+
+
+def judged(found: Sequence[Cell], group: Group) -> list[Cell]:
+    """Return cells of one task with p corrected over all of them, and their verdicts."""
     corrected = holm([cell.p for cell in found])
     better = group.entry["quality"]["higher_is_better"]
     return [
@@ -225,13 +230,13 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, clipped
     to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two; other numbers, which values outside of
-    these show, are not clipped. None under two examples, and where graded scores or nats are all the same: their spread
-    is unknown."""
+    these show, are not clipped. None under two examples, and where other scores than right or wrong are all the same:
+    their spread is unknown."""
     nats = in_nats(quality["name"])
-    graded = nats or quality.get("graded", False)
-    if len(values) < 2 or (graded and np.ptp(values) == 0):
+    is_binary = not nats and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all()
+    if len(values) < 2 or (not is_binary and np.ptp(values) == 0):
         return None, None
-    if not graded and np.isin(values, (0.0, 1.0)).all():
+    if is_binary:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
     low, high = (float(side[0]) for side in interval(values[:, None]))

@@ -69,8 +69,11 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
         found: MemoryLength = getattr(one.summary, name)
         return found
 
+    def scale(one: CurveMember) -> float:
+        return one.characters_per_token or 1.0 if len(scales) > 1 else 1.0
+
     def size(one: CurveMember) -> float:
-        return tokens(one).value * (one.characters_per_token or 1.0 if len(scales) > 1 else 1.0)
+        return tokens(one).value * scale(one)
 
     best = max(shown, key=size)
     if tokens(best).value <= 0:
@@ -81,8 +84,8 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
     others = [one for one in shown if size(one) < size(best)]
     if len(shown) == 1:
         return f"The {spoken(name)} of {best.name} is {value}."
-    last = best.measured.lengths[-1]
-    if ended := [one for one in others if tokens(one).censored and one.measured.lengths[-1] < last]:
+    last = best.measured.lengths[-1] * scale(best)
+    if ended := [one for one in others if tokens(one).censored and one.measured.lengths[-1] * scale(one) < last]:
         at = min(one.measured.lengths[-1] for one in ended)
         which = f"{_named([one.name for one in ended])}, measured only up to {at:,} tokens"
         return f"Which has the longest {spoken(name)} is not known: it can be {which}."

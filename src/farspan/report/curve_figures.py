@@ -1,6 +1,7 @@
 """Figures of forgetting curves: accuracy and memory index over length, recall over distance, and maps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,18 @@ LENGTH = "length of the text to be copied (tokens)"
 ACCURACY = "accuracy (share of tokens predicted)"
 
 
-def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
+def curve_figure(curves: Sequence[CurveMember], title: str = "", indices: Iterable[int] | None = None) -> Figure:
     """Return accuracy over length: copy solid, control dashed, half-lives as marks, the trained context as a line. A
     single curve has fine memory, coarse memory and amnesia as background; amnesia only if coarse memory ends within
-    the lengths measured."""
+    the lengths measured.
+
+    Args:
+        indices: that give the curves their colours; default 0, 1, …
+    """
     lines: list[Line] = []
     marks: list[Line] = []
     failed = []
-    for index, one in enumerate(curves):
+    for index, one in zip(indices or count(), curves, strict=False):
         prefix = "" if len(curves) == 1 else f"{one.name}: "
         points = _measured(one)
         legend = f"{prefix}half-life {one.summary.half_life}" if one.summary else one.name
@@ -90,7 +95,8 @@ def _trained(curves: Sequence[CurveMember]) -> list[Rule]:
 def _areas(one: CurveMember) -> list[Area]:
     if one.summary is None:
         return []
-    edge = float(one.curve.lengths[-1]) * 1.015
+    last = float(one.measured.lengths[-1])
+    edge = last * 1.015 if last == one.curve.lengths[-1] else last  # to the edge of the figure, or what was measured
     fine = edge if one.summary.fine.censored else one.summary.fine.value
     coarse = max(fine, edge if one.summary.coarse.censored else one.summary.coarse.value)
     names = (f"fine memory {one.summary.fine}", f"coarse memory {one.summary.coarse}", "amnesia")
@@ -98,10 +104,11 @@ def _areas(one: CurveMember) -> list[Area]:
     return [Area(name, start, end, colour) for colour, start, end, name in ends if end > start]
 
 
-def index_figure(curves: Sequence[CurveMember]) -> Figure:
-    """Return the memory index over length, with the two thresholds that define half-life and reach."""
+def index_figure(curves: Sequence[CurveMember], indices: Iterable[int]) -> Figure:
+    """Return the memory index over length, with the two thresholds that define half-life and reach. `indices`: as of
+    `curve_figure`."""
     lines = []
-    for index, one in enumerate(curves):
+    for index, one in zip(indices, curves, strict=True):
         if points := _measured(one):
             texts = [_text(one, point) for point in points]
             lines.append(Line.of(one.name, points, "length", "memory_index", index, texts, kind="index"))
@@ -110,11 +117,12 @@ def index_figure(curves: Sequence[CurveMember]) -> Figure:
     return Figure("", LENGTH, "memory index", lines, rules=rules, span=(-0.07, 1.07), num_members=len(curves))
 
 
-def recall_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
-    """Return accuracy over the distance between a token and its copy, for curves measured at one length."""
+def recall_figure(curves: Sequence[CurveMember], title: str = "", indices: Iterable[int] | None = None) -> Figure:
+    """Return accuracy over the distance between a token and its copy, for curves measured at one length. `indices`: as
+    of `curve_figure`."""
     lines: list[Line] = []
     counts: list[int] = []
-    for index, one in enumerate(curves):
+    for index, one in zip(indices or count(), curves, strict=False):
         if one.map is None or len(one.map.lengths) > 1:
             continue
         prefix = "" if len(curves) == 1 else f"{one.name}: "

@@ -169,18 +169,18 @@ class CurveReport(TaskReport):
 
     def section(self, group: Group, number: int) -> dict[str, Any]:
         curves = curves_of(group.members)
+        indices = [index for index, one in enumerate(group.members) if curves_of([one])]  # their colours
         several = any(len(one.curve.lengths) > 1 for one in curves)
         figures = []
         if curves and (several or not any(one.map for one in curves)):
-            # all of them, so that a curve has the colour of its line in the table
             key = "Solid: copy accuracy. Dashed: control, the same text guessed. Hollow: half-life. Cross: no result."
-            figures.append(place(f"curve-{number}", "Curve", key, curve_figure(curves)))
+            figures.append(place(f"curve-{number}", "Curve", key, curve_figure(curves, indices=indices)))
             if any(one.summary for one in curves):
                 key = "1: repeats all that it could not have guessed. 0: remembers nothing."
-                figures.append(place(f"index-{number}", "Memory index", key, index_figure(curves)))
+                figures.append(place(f"index-{number}", "Memory index", key, index_figure(curves, indices)))
         if any(map(_has_recall, curves)):
             key = "Solid: copy accuracy. Dashed: control. Dotted: memory index."
-            figures.append(place(f"recall-{number}", "Recall by distance", key, recall_figure(curves)))
+            figures.append(place(f"recall-{number}", "Recall by distance", key, recall_figure(curves, indices=indices)))
         for index, one in enumerate(curves):
             if one.map is not None and len(one.map.lengths) > 1:
                 figures.append(place(f"map-{number}-{index}", f"Memory map: {one.name}", "", map_figure(one)))
@@ -191,7 +191,7 @@ class CurveReport(TaskReport):
             "about": "; ".join(filter(None, (PROTOCOLS.get(protocol), _which_depth(curves)))),
             "verdict": longest_memory(curves),
             "columns": names,
-            "lines": [_line(one, names) for one in curves],
+            "lines": [_line(one, names) | {"index": index} for index, one in zip(indices, curves, strict=True)],
             "remarks": [*_filled(curves), *(line for one in curves if one.summary for line in remarks(one))],
             "figures": figures,
             "draws_quality": bool(curves),

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farspan.report.cells import Cell, by_member, cells_of
+from farspan.report.cells import Cell, by_member, cells_of, judged
 from farspan.report.export import CsvTable, with_interval
 from farspan.report.figure import Heat, sample_size
 from farspan.report.figures import depth_map, depth_names, point
@@ -70,12 +70,15 @@ class DepthReport(TaskReport):
 
 
 def _by_depth(group: Group) -> list[ByDepth]:
-    """Return the cells of each member by depth, ascending."""
-    depths = sorted({row.depth for one in group.members for row in one.rows})
-    found: list[ByDepth] = []
-    for depth in depths:
+    """Return the cells of each member by depth, ascending; p is corrected over all depths."""
+    at_depth: dict[float, list[Cell]] = {}
+    for depth in sorted({row.depth for one in group.members for row in one.rows}):
         at = [replace(one, rows=[row for row in one.rows if row.depth == depth]) for one in group.members]
-        for index, cells in enumerate(by_member(cells_of(replace(group, members=at)))):
+        at_depth[depth] = cells_of(replace(group, members=at))
+    every = iter(judged([cell for cells in at_depth.values() for cell in cells], group))
+    found: list[ByDepth] = []
+    for depth, some in at_depth.items():
+        for index, cells in enumerate(by_member([next(every) for _ in some])):
             found += [{}] if len(found) <= index else []
             found[index][depth] = cells
     return found

@@ -30,7 +30,8 @@ FIGURES = {
     "accuracy": ("Accuracy", "Share of tokens to which the model gives the highest probability.", "accuracy"),
     "gain": (
         "Gain",
-        "Nats per token less than the same tokens take at the shortest length, window by window.",
+        "Nats per token less than the same tokens take at the shortest length, window by window. Models and methods "
+        "without a result there are left out.",
         "gain (nats per token)",
     ),
 }  # by number: heading, explanation and axis
@@ -61,9 +62,8 @@ class PerplexityMember(Member):
     @cached_property
     def by_length(self) -> list[dict[str, Any]]:
         """The numbers of each length that has a result, with intervals, ready for JSON. The gain is the nats per token
-        at the shortest of these lengths minus those at this length, over the same targets."""
+        at the shortest length minus those at this length, over the same targets; None if the shortest failed."""
         found: list[dict[str, Any]] = []
-        shortest = np.array([])
         columns = [array.T for array in (self.values("nats"), self.values("accuracy"))]
         for length, nats, accuracy in zip(self.lengths, *columns, strict=True):
             if count := int(np.isfinite(nats).sum()):
@@ -73,8 +73,7 @@ class PerplexityMember(Member):
                     **numbers("accuracy", accuracy, share=True),
                 }
                 if self.rows[0].settings["targets"] == "fixed":
-                    shortest = nats if not found else shortest
-                    point |= numbers("gain", shortest - nats)
+                    point |= numbers("gain", columns[0][0] - nats)
                 found.append(point)
         return found
 
@@ -150,10 +149,13 @@ class PerplexityReport(TaskReport):
     def section(self, group: Group, number: int) -> dict[str, Any]:
         every = enumerate(group.members)
         members = [(index, one) for index, one in every if isinstance(one, PerplexityMember) and one.good]
+        shortest = min((one.lengths[0] for _, one in members), default=0)
         figures = []
         for name, (heading, key, axis) in FIGURES.items():
-            if any(name in point for _, one in members for point in one.by_length):
-                figures.append(place(f"{name}-{number}", heading, key, _by_length(members, name, axis)))
+            # gains from another length have another zero
+            drawn = [(i, one) for i, one in members if name != "gain" or one.by_length[0]["length"] == shortest]
+            if any(name in point for _, one in drawn for point in one.by_length):
+                figures.append(place(f"{name}-{number}", heading, key, _by_length(drawn, name, axis)))
         if any(one.ends for _, one in members):
             key = "Nats per token by position in the longest text."
             figures.append(place(f"position-{number}", "By position", key, _by_position(members)))

@@ -17,7 +17,7 @@ from farspan.specs import check_known
 from farspan.stats import version_label
 
 RUNS_NAMED = 5  # in an error
-TEXTS = ("text", "target", "prefix")  # in settings, with their hashes
+TEXTS = ("text", "target", "prefix", "keys")  # in settings, with their hashes; keys: the key tokens of LongPPL
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ def _label(
         return spec, ""
     if entry["task"] in LABELS:
         return LABELS[entry["task"]](settings), str(_names(settings))
-    return spec, str([settings.get(name) for name in ("text", "text_hash", "data_hash", "index_hash")])
+    return spec, str([settings.get(name) for name in ("text", "text_hash", "data_hash", "index_hash", "keys_hash")])
 
 
 def cost_rows(source: Source) -> dict[tuple[str, str, int], list[Row]]:

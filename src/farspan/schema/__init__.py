@@ -69,7 +69,7 @@ class PerplexitySettings(Checked):
 
 class Buckets(Checked):
     ends: list[Positive]  # positions in the text, in tokens
-    nats: list[Number | None]  # mean between the end before and each end
+    nats: list[Number | None]  # sum between the end before and each end
     hits: list[Count]  # tokens predicted correctly there
 
 

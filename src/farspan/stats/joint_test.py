@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
+from scipy.special import betainc, ndtri
 
 from farspan.stats.forgetting_curves import MeasuredCurve, index_by_repeat, is_judged
 from farspan.stats.headlines import LEVELS
-from farspan.stats.intervals import equal_shares
+from farspan.stats.intervals import equal_shares, measured_mean
 
 JOINT_SAMPLES = 4000  # simulated to calibrate the test
 JOINT_REPEATS = 40  # more are calibrated like this number, which is slightly conservative
@@ -37,7 +38,8 @@ def _shown(curve: MeasuredCurve, name: str, level: float) -> Iterator[float]:
     windows of lengths: those that begin at L, and for `fine`, which may need warm-up, also short ones that begin later.
     Lengths are tested in order up to the first not rejected, so that all tests together have the error probability of
     one. The quantile is simulated under independent normal noise, with the repeats that each length has; noise shared
-    by lengths makes the windows more alike and the test conservative.
+    by lengths makes the windows more alike and the test conservative. Where the repeats are all the same, as accuracies
+    of few tokens often are, their error is unknown, and the test is that of their tokens (`_of_tokens`).
     """
     if name == "fine":
         tested = curve.copy
@@ -45,22 +47,41 @@ def _shown(curve: MeasuredCurve, name: str, level: float) -> Iterator[float]:
         tested = curve.copy - curve.control
     else:
         tested = index_by_repeat(curve)
-    excess = tested - LEVELS.get(name, 0.0)
+    threshold = LEVELS.get(name, 0.0)
+    excess = tested - threshold
     count = np.isfinite(excess).sum(0)
     usable = is_judged(curve) & (count > 1)
     lengths, excess, count = curve.lengths[usable], excess[:, usable], count[usable]
+    tokens = curve.scored[usable] * count
+    hits, guessed = (measured_mean(half[:, usable]) * tokens for half in (curve.copy, curve.control))
+    guess = (guessed + 1) / (tokens + 2)  # after Laplace: a share of 0 of few tokens is not a rate of 0
+    needed = {"fine": np.full(len(lengths), threshold), "coarse": guess + threshold}
+    least = needed.get(name, guess + threshold * (1 - guess)) * tokens
     for first, length in enumerate(lengths):
         later, anywhere = excess[:, first:], name == "fine"
         repeats = tuple(int(one) for one in np.minimum(count[first:], JOINT_REPEATS))
-        if _statistic(later, np.isfinite(later), anywhere) <= _joint_quantile(repeats, anywhere, level):
+        equal = _of_tokens(hits[first:], least[first:], tokens[first:], anywhere)
+        if _statistic(later, np.isfinite(later), anywhere, equal) <= _joint_quantile(repeats, anywhere, level):
             return
         yield float(length)
+
+
+def _of_tokens(
+    hits: Float[np.ndarray, "lengths"],
+    least: Float[np.ndarray, "lengths"],
+    tokens: Int[np.ndarray, "lengths"],
+    anywhere: bool,
+) -> Float[np.ndarray, "windows"]:
+    """Return, on a normal scale, how unlikely the hits of each window are if `least` are expected (binomial)."""
+    h, few, n = (values @ _windows(len(hits), anywhere=anywhere) for values in (hits, least, tokens))
+    return np.asarray(-ndtri(betainc(np.maximum(h, 1e-9), n - h + 1, few / n)))
 
 
 def _statistic(
     excess: Float[np.ndarray, "*samples repeats lengths"],
     is_measured: Bool[np.ndarray, "repeats lengths"],
     anywhere: bool,
+    equal: Float[np.ndarray, "windows"] | float = np.inf,
 ) -> Float[np.ndarray, "*samples"]:
     """Return the largest t of the windows of the joint test; each length has two repeats or more.
 
@@ -72,11 +93,13 @@ def _statistic(
     mean = np.where(is_measured, excess, 0.0).sum(-2) / count
     deviation = np.where(is_measured, excess - mean[..., None, :], 0.0) / np.sqrt(count * (count - 1))
     means, error = mean @ windows, np.sqrt(((deviation @ windows) ** 2).sum(-2))
-    t = np.divide(means, error, out=np.where(means > 0, np.inf, -np.inf), where=error > 1e-12)
+    varies = error > 1e-12
+    t = np.divide(means, error, out=np.full(means.shape, -np.inf), where=varies)
     variance = (is_measured / (count * (count - 1))) @ windows  # shares of each repeat
     freedom = equal_shares(variance) - 1
     scale = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom)
-    return np.asarray((np.sign(t) * scale * np.sqrt(np.log1p(t**2 / freedom))).max(-1))
+    found = np.sign(t) * scale * np.sqrt(np.log1p(t**2 / freedom))
+    return np.asarray(np.where(~varies & (means > 0), equal, found).max(-1))
 
 
 @lru_cache(maxsize=64)

@@ -37,6 +37,7 @@ from scipy.special import stdtrit
 
 from farspan.stats.forgetting_curves import (
     MeasuredCurve,
+    between,
     contaminated_windows,
     gap,
     index_of,
@@ -133,9 +134,9 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
         if name in CROSSINGS and value == 0.0:
             below = shortest_judged(measured)
             reason = f"below the threshold already at {below:,.0f}, the shortest length judged: measure shorter ones"
-        elif name in CROSSINGS and not shown[tested[name]]:
+        elif name in CROSSINGS and name in chance and not shown[tested[name]]:
             reason = "; ".join(part for part in (reason, unsure[tested[name]]) if part)
-        if not chance:
+        if name not in chance:
             return MemoryLength(value, censored=censored, reason=reason, below=below)
         low, high, over = chance[name]
         if name in CROSSINGS:
@@ -193,7 +194,8 @@ def by_chance(
 ) -> dict[str, tuple[float, float, bool]]:
     """Return, by name, both ends of value ± t · s within the lengths, extended for unseen texts, and whether the upper
     end may be beyond the last length: the spread between texts, without the uncertainty of interpolation between
-    lengths. For a curve with a good row at every length; empty under two repeats or without bootstraps.
+    lengths. For a curve with a good row at every length; empty under two repeats or without bootstraps, and without the
+    crossings between lengths of which one has a single repeat, whose spread is unknown.
 
     Ends are cut to the values that are possible, which keeps the coverage: crossings to 0 and the last length, areas to
     the last length. The lower end of an area is not cut to 0: the area itself is below 0 where a copy is predicted
@@ -204,7 +206,10 @@ def by_chance(
     sampled = headlines_sampled(curve, multipliers(len(curve.copy), bootstraps, seed))
     unseen = _unseen_texts(curve)
     found = {}
-    for name, (value, _) in headline(curve).items():
+    for name, (value, censored) in headline(curve).items():
+        around = np.isin(curve.lengths, between(curve, value))
+        if name in CROSSINGS and not censored and curve.whole[:, around].sum(0).min() < 2:
+            continue
         others, beyond = sampled[name]
         half = expansion(repeats_of(curve, name, value)) * float(np.std(others))
         low, high, over = value - half, value + half, float(np.mean(beyond)) > 0.025

@@ -24,8 +24,9 @@ class Difference:
     curves. p is that of the two-sided t test with this s: below 0.05 if the interval excludes 0. A crossing below the
     shortest length judged may be anywhere below it: the interval covers all these values, and p is the largest of them.
 
-    Lengths that only one curve measured can make a difference by interpolation alone. If the other covers such a
-    length, the interval also covers the difference at the common lengths, and p is the larger of the two.
+    Lengths that only one curve measured can make a difference by interpolation alone, and below the first length an
+    area takes the value there. If such a length is below the other's last, the interval also covers the difference at
+    the common lengths, and p is the larger of the two.
     """
 
     name: str  # one of COMPARED
@@ -238,9 +239,12 @@ def _differences(
 
 
 def _without_lengths_of_one(one: MeasuredCurve, other: MeasuredCurve) -> MeasuredCurve:
-    """Return a curve without the lengths that the other covers but did not measure."""
-    covered = (one.lengths > other.lengths[0]) & (one.lengths < other.lengths[-1])
-    return one.kept(~covered | np.isin(one.lengths, other.lengths))
+    """Return a curve without the lengths up to the other's last that the other did not measure. If no length is common,
+    those before the other's first are kept."""
+    common = np.isin(one.lengths, other.lengths)
+    first = 0 if common.any() else other.lengths[0]
+    covered = (one.lengths > first) & (one.lengths < other.lengths[-1])
+    return one.kept(~covered | common)
 
 
 def _covering(one: Difference, other: Difference) -> Difference:

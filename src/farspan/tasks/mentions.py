@@ -45,7 +45,8 @@ from farspan.tasks.prompts import token_texts
 
 DISTANCE = 1000  # tokens
 TARGET_TOKENS = 1024
-LETTER = r"[\w\N{REPLACEMENT CHARACTER}]"  # the latter is a letter of several tokens, such as an accented one
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # any letter that was not read from a text
+LETTER = rf"[\w{UNKNOWN}]"
 WORD = re.compile(f"{LETTER}+")
 INSIDE = re.compile(rf"(?:(?<=[\w,;)\]] )|(?<=[.(\[]))({LETTER}+)")  # a word that does not begin a sentence
 
@@ -59,7 +60,7 @@ class Word:
     first: int  # index of its first token
     end: int  # index of the token after it
     before: str  # characters of its first token that precede it
-    whole: bool  # the window does not cut it, and its last token ends with it
+    whole: bool  # the window does not cut it, its tokens have all of its letters, and the last ends with it
 
     @property
     def form(self) -> tuple[str, str, int]:
@@ -148,7 +149,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
     """Mentions in one text."""
 
     task: ClassVar[str] = "mentions"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -284,11 +285,12 @@ class BoundMentions(Mentions, BoundText[MentionText]):
 
 def words_of(lm: LM, tokens: np.ndarray) -> list[Word]:
     """Return the names, identifiers and numbers of a window whose letters occur only as this word, in order."""
-    texts = token_texts(lm.tokenizer, tokens)
+    texts = token_texts(lm.tokenizer, tokens, whole=True)
     ends = np.cumsum([len(text) for text in texts])
     text = "".join(texts)
     lowered, counts = text.lower(), Counter(WORD.findall(text))
-    alone = {word for word, count in counts.items() if kind_of(word) and lowered.count(word.lower()) == count}
+    known = {word: count for word, count in counts.items() if kind_of(word) and UNKNOWN not in word}
+    alone = {word for word, count in known.items() if lowered.count(word.lower()) == count}
     inside = {match[1] for match in INSIDE.finditer(text)}
     alone = {word for word in alone if kind_of(word) != "name" or word in inside}
     found = []
@@ -297,6 +299,8 @@ def words_of(lm: LM, tokens: np.ndarray) -> list[Word]:
             first, last = (int(np.searchsorted(ends, place, "right")) for place in (match.start(), match.end() - 1))
             before = text[int(ends[first]) - len(texts[first]) : match.start()]
             whole = match.start() > 0 and match.end() < len(text) and int(ends[last]) == match.end()
+            decoded = lm.tokenizer.decode(tokens[first : last + 1], clean_up_tokenization_spaces=False)
+            whole = whole and decoded.strip() == (before + match[0]).strip()
             found.append(Word(match[0], kind_of(match[0]), first, last + 1, before, whole))
     return found
 
