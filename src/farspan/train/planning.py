@@ -53,18 +53,24 @@ def steps_in_words(
 
 
 def end_plan(
-    trainer: Any, callbacks: Sequence[MeasuringCallback], watch: TrainingWatch, line: str, counts: dict[str, int]
+    trainer: Any,
+    callbacks: Sequence[MeasuringCallback],
+    watch: TrainingWatch,
+    line: str,
+    read: dict[str, int],
+    left: int,
 ) -> NoReturn:
     """Report a line about a planned training, and, if requested, the time of its steps that are left; raise
     OnlyPlanned with its numbers.
 
     Args:
-        counts: of the training: steps, steps_left, tokens and what else is known.
+        read: numbers of rows and, if known, of tokens that all steps read.
+        left: steps that are left.
     """
     for callback in callbacks:
         callback.prepare(trainer.model, trainer.processing_class)
     watch.notice(line)
-    left, timed = counts["steps_left"], dict[str, float | None]()
+    timed = dict[str, float | None]()
     if watch.calibrate and left:
         trainer.add_callback(times := StepTimes())
         with engines.products(trainer.args):
@@ -75,4 +81,4 @@ def end_plan(
         if each is not None:
             line = f"a step takes {each:.2g} s here, {left:,} steps {duration(each * left)}"
         watch.notice(f"{line}; peak memory {memory_size(size)}")
-    raise OnlyPlanned(counts | timed)
+    raise OnlyPlanned({"steps": trainer.args.max_steps, "steps_left": left} | read | timed)

@@ -265,14 +265,13 @@ def run(
     )
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
     finished = checkpoint if before.global_step == how.steps else None
-    when = {"continues": checkpoint is not None, "finished": finished is not None, "plan": watch.plan}
+    when = {"continues": bool(checkpoint), "finished": bool(finished), "plan": watch.plan}
     recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, inputs, **when)
     read = _read(len(rows), row, how)
     trainer.add_callback(checkpoints.AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
         line = steps_in_words(how, read, row, checkpoint, finished=finished is not None)
-        counts = {"steps": how.steps, "steps_left": how.steps - before.global_step}
-        end_plan(trainer, callbacks, watch, line, counts | read)
+        end_plan(trainer, callbacks, watch, line, read, how.steps - before.global_step)
     if finished is not None:
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
