@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from farspan.callback import CurveCallback, PerplexityCallback
 from farspan.files import locked
+from farspan.report.export import memory_size
 from farspan.report.training import measured_table, model_card
 from farspan.stats import MemoryLength
 from farspan.train import cepe, distill, interrupts, lm, mlm, smt
