@@ -21,6 +21,7 @@ from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
 from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
 from farspan.report.runs import Source, read_run, same_weights, unfinished
+from farspan.report.tables import uneven_costs
 from farspan.stats import Difference, tost
 from farspan.terminal import Terminal
 
@@ -545,3 +546,19 @@ def test_curves_that_chose_their_lengths_may_differ_in_them(baseline: Path) -> N
     fewer = replace(curves, rows=[row for row in curves.rows if row.length < 128])
     assert not compare(fewer, curves).lacking
     assert not compare(curves, fewer).lacking
+
+
+def test_costs_of_sessions_on_other_machines_are_named(baseline: Path) -> None:
+    whole = read_baseline(baseline)
+    (session,) = whole.header["sessions"]
+    costs = [replace(whole.rows[0], task="cost", scores={"prefill_seconds": 1.0})]
+
+    def with_sessions(*sessions: Any, rows: Any = costs) -> Source:
+        return replace(whole, header=whole.header | {"sessions": list(sessions)}, rows=[*whole.rows, *rows])
+
+    other = session | {"threads": 64}
+    expected = f"costs were measured in sessions that differ in threads ({session['threads']} and 64): times of"
+    assert uneven_costs([with_sessions(session, other)])[0].startswith(expected)
+    assert uneven_costs([with_sessions(session), with_sessions(other)])[0].startswith(expected)
+    assert uneven_costs([with_sessions(session, session)]) == []
+    assert uneven_costs([with_sessions(session), with_sessions(other, rows=[])]) == []  # of which only one has costs

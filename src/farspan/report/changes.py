@@ -27,6 +27,7 @@ from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import number, three_digits
 from farspan.report.kinds import MEMBERS
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped, same_weights
+from farspan.report.tables import apart, machines_apart
 from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,
@@ -54,7 +55,6 @@ COSTS = {  # score: name, whether higher is better, size of the unit
     "context_bytes": ("context MiB", False, 2**20),
 }
 TOLERANCES: dict[Kind, float] = {"memory": 0.05, "perplexity": 0.02, "score": 0.05, "cost": 0.2}
-MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
 LEGEND = (
     "equal: the 90 % interval of the change (not shown) is within the tolerance (two one-sided tests, p < 0.05); "
     "worse, better: p < 0.05, two-sided, after Holm; for a cost, the 95 % interval is beyond the tolerance; "
@@ -140,14 +140,11 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
                 found += _quality(one, other, group, tolerances, lacking)
     lacking += [f"{spec} {how} is not compared: the baseline has no rows" for spec, how in theirs]
     about: list[dict[str, Any]] = [next(iter(source.header["models"].values()), {}) for source in (baseline, now)]
-    # rows do not say in which session they were measured
-    sessions: list[dict[str, Any]] = [one for source in (baseline, now) for one in source.header["sessions"]]
     numerics = [(name, about[0].get(name), about[1].get(name)) for name in NUMERICS]
-    machine = {name: dict.fromkeys(str(one.get(name)) for one in sessions) for name in MACHINE}
-    machine |= {name: dict.fromkeys(str(one.get(name)) for one in about) for name in ("device", *NUMERICS)}
+    different = machines_apart((baseline, now)) + apart(about, ("device", *NUMERICS))
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
-    elif different := [f"{name} ({' and '.join(values)})" for name, values in machine.items() if len(values) > 1]:
+    elif different:
         remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
         found += _costs(baseline, now, log1p(tolerances["cost"]))

@@ -14,7 +14,7 @@ from farspan.report.figures import PRICES, cost_figure, group_figure
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.picture import draw_grid
 from farspan.report.runs import Source, grouped, same_weights, unfinished
-from farspan.report.tables import print_comparison, print_costs, write_comparison
+from farspan.report.tables import print_comparison, print_costs, uneven_costs, write_comparison
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
@@ -81,7 +81,8 @@ class Results:
 
     def print_tables(self, console: Terminal) -> None:
         # a run that was opened, not measured, can be unfinished
-        for line in filter(None, (unfinished(self.source), *same_weights([self.source]))):
+        source = self.source
+        for line in filter(None, (unfinished(source), *same_weights([source]), *uneven_costs([source]))):
             console.print_line(line, style="yellow")
         if self.source.is_comparison:
             print_comparison(self._every_cell, console)
