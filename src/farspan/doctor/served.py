@@ -35,11 +35,8 @@ def diagnose_server(
             passed, measured, allowed, note = question(subject)
         except ServerError as error:
             passed, measured, allowed, note = False, "refused", "", str(error)
-        checks.append(
-            Check(
-                name, passed, "other hits, or nats of other tokens" if measured == math.inf else measured, allowed, note
-            )
-        )
+        shown = "other hits, or nats of other tokens" if measured == math.inf else measured
+        checks.append(Check(name, passed, shown, allowed, note))
     return checks
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
 from torch.nn.functional import pad
 
-from farspan.hf.products import by_onednn, is_exact
+from farspan.hf.products import is_exact
 
 HIDDEN = -1e30  # added to scores; the GPU's kernel multiplies it by log2(e), which must not overflow
 FEW = 32  # queries for which making keys and values float32 takes longer than it saves
@@ -44,12 +44,11 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tenso
     """Call the kernel that `scaled_dot_product_attention` would call, which also returns the log-sum-exp."""
     if query.device.type == "cpu":
         dtype = query.dtype
-        if query.shape[2] >= FEW and dtype != torch.float32 and is_exact():
+        if query.shape[2] >= FEW and dtype != torch.float32 and is_exact():  # forwards then use oneDNN
             query, key, value = query.float(), key.float(), value.float()
             mask = None if mask is None else mask.float()
-        with by_onednn(query.device):
-            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-            out, total = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, total = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
         return out.to(dtype), total
     if mask is None and can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, causal, True)):
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)[:2]

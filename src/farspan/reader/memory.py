@@ -403,7 +403,7 @@ class PlainMemory(BaseMemory):
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         fed = ids[:, : max(kept.stop - 1, 0)]
         if bool((fed < 0).any()) and hf.length_dependent_rope(self.lm.model):
-            hidden, output = self._hidden_by_length(fed, (ids[:, : kept.stop] >= 0).sum(1) - 1)
+            hidden, output = self._hidden_by_length(fed, ((ids[:, : kept.stop] >= 0).sum(1) - 1).clamp_min(0))
         else:
             hidden, output = self._hidden(fed.clamp_min(0))
         wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
@@ -427,8 +427,8 @@ class PlainMemory(BaseMemory):
     def _hidden_by_length(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, object]:
         """Return the hidden states of rows with padding, whose RoPE depends on the real number of tokens of a row."""
         hidden, output = None, None
-        for length in lengths.clamp_min(0).unique().tolist():
-            rows = lengths.clamp_min(0) == length
+        for length in lengths.unique().tolist():
+            rows = lengths == length
             part, output = self._hidden(ids[rows, :length], rows)
             if hidden is None:
                 hidden = part.new_zeros(len(ids), self.num_seen + ids.shape[1], part.shape[2])

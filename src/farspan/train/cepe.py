@@ -292,8 +292,8 @@ def fit(
     data, count, base = settings.data, Count.of(lm.model), str(lm.identity["fingerprint"])
     if not settings.model.train_encoder:  # its weights are in no checkpoint
         base += fingerprint(lm.model.encoder)
-    parts = [lm.model.encoder, *(lm.model.cross_attentions() if settings.model.warmed_up else ())]
     if not settings.model.random_encoder:
+        parts = [lm.model.encoder, *(lm.model.cross_attentions() if settings.model.warmed_up else ())]
         name = "warmed_up" if settings.model.warmed_up else "encoder"
         inputs = {**inputs, name: fingerprint(nn.ModuleList(parts))}
 
