@@ -70,10 +70,12 @@ LONG_LLAMA, SHORT_LLAMA = 131_072, 4096  # trained lengths
     ("given", "trained", "protocol", "asked"),
     [
         ({}, [SHORT_LLAMA], "nested", (None, None)),
+        ({}, [4097], "probe", (128, 256)),
         ({}, [8193], "probe", (512, 1024)),
         ({}, [SHORT_LLAMA, LONG_LLAMA], "probe", (512, 1024)),  # one protocol for both
         ({}, [None], "nested", (None, None)),
-        ({"lengths": (100, 8192)}, [LONG_LLAMA], "nested", (None, None)),
+        ({"lengths": (100, 4096)}, [LONG_LLAMA], "nested", (None, None)),
+        ({"lengths": (100, 8192)}, [SHORT_LLAMA], "probe", (128, 256)),
         ({"lengths": (100, 8193)}, [SHORT_LLAMA], "probe", (512, 1024)),
         ({"protocol": "nested"}, [LONG_LLAMA], "nested", (None, None)),
         ({"protocol": "probe"}, [SHORT_LLAMA], "probe", (128, 256)),

@@ -248,7 +248,7 @@ class CurveCallback(MeasuringCallback):
         tokens: the most tokens that one measurement feeds to the model.
         longest: tokens of the longest text to be copied; default the longest whose context fits twice the trained
             length.
-        protocol: default `nested`, or `probe` if the longest text has more than 8,192 tokens.
+        protocol: default `nested`, or `probe` if the longest text has more than 4,096 tokens.
 
     Raises, when the training begins:
         ValueError: no tokenizer, a second callback of this class, `tokens` too few, texts that cannot be read, sharded

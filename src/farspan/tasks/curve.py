@@ -39,7 +39,8 @@ Protocol = Literal["paper", "nested", "probe"]
 PROBED = (128, 256)  # tokens of a probe for warm-up, and scored
 PROBED_LONG = (512, 1024)  # the same if the largest length exceeds LONG
 RING = 4  # repeats that share their targets; more repeats form new rings, so that earlier ones do not change
-LONG = 8192  # tokens; curves that go further are probed, and with more tokens
+NESTED_TO = 4096  # tokens; curves that go further, so contexts of more than 8,192, are probed
+LONG = 8192  # tokens; curves that go further are probed with more tokens
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
 MOST_OVERLAP = 0.5  # share of a target's runs that its control may have read; more is reported
 RECALLED = "copied beyond guessing"  # copy accuracy minus control; without it, better guesses would pass for memory
@@ -68,7 +69,7 @@ class Texts:
 class Curve(Task):
     """The forgetting curve of the text."""
 
-    protocol: str | None = choice(get_args(Protocol), "nested")  # None: nested, beyond LONG and with depths probe
+    protocol: str | None = choice(get_args(Protocol), "nested")  # None: nested, beyond NESTED_TO and with depths probe
     warmup: int | None = field(default=None, metadata={"quiet": True})  # w, tokens; None: 128, beyond LONG 512
     scored: int | None = field(default=None, metadata={"quiet": True})  # k, tokens; None: 256, beyond LONG 1,024
     depths: tuple[float, ...] = field(default=(0.0,), metadata={"quiet": True})  # of the slice in its text: 0 to 1
@@ -104,7 +105,7 @@ class Curve(Task):
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         largest = lengths[-1] if lengths else max(trained)
-        protocol = self.protocol or ("probe" if self.depths != (0.0,) or largest > LONG else "nested")
+        protocol = self.protocol or ("probe" if self.depths != (0.0,) or largest > NESTED_TO else "nested")
         if protocol != "probe":
             return replace(self, protocol=protocol)
         context = None if self.depths == (0.0,) else lengths[0] if lengths else 2 * max(trained)
