@@ -101,9 +101,9 @@ def by_pairs(
     """Logits [time, vocabulary] of ids [1, time] for any family: query i and key j as if at positions `parts(i, j)`.
 
     All tokens are fed at position 0, where RoPE does nothing; every pair is then rotated on its own. A layer's own
-    window hides what it always hides. `factor(i)` multiplies query i; `inv_freq` replaces the model's frequencies,
-    and `rotary_scale` multiplies what is rotated. Query i sees those of its keys that are `visible`, with `weights` of
-    their scores [heads, seen].
+    window hides what it always hides. `factor(i)` multiplies query i. `inv_freq` replaces the model's frequencies, and
+    `rotary_scale` multiplies what is rotated, but not in layers with a window that have a RoPE of their own. Query i
+    sees those of its keys that are `visible`, with `weights` of their scores [heads, seen].
     """
     time = ids.shape[1]
     windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
@@ -113,19 +113,21 @@ def by_pairs(
     positions = torch.tensor([[parts(i, j) if j <= i else (0, 0) for j in range(time)] for i in range(time)])
     factors = torch.tensor([factor(i) for i in range(time)])[:, None]
 
-    def rotated(x: Tensor, position: Tensor, own: Tensor) -> Tensor:
+    def rotated(x: Tensor, position: Tensor, own: Tensor, scale: float) -> Tensor:
         """Each pair's own copy [heads, query, key, dim] at its position [query, key]."""
         pairs, angle = len(own), position[..., None] * own
         a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
         turned = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
-        return torch.cat([*(rotary_scale * part for part in turned), x[..., 2 * pairs :]], -1)
+        return torch.cat([*(scale * part for part in turned), x[..., 2 * pairs :]], -1)
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **options: Any) -> Any:
         group, window, cap = q.shape[1] // k.shape[1], windows[module.layer_idx], options.get("softcap")
-        own = buffers.get("inv_freq", buffers.get(f"{(kinds or [''])[module.layer_idx % len(kinds or [''])]}_inv_freq"))
-        own = own if inv_freq is None else inv_freq
-        query = rotated(q[0, :, :, None].expand(-1, -1, time, -1), positions[..., 0], own)
-        key = rotated(k[0, :, None].expand(-1, time, -1, -1), positions[..., 1], own).repeat_interleave(group, 0)
+        kind = (kinds or [""])[module.layer_idx % len(kinds or [""])]
+        own, scale = buffers.get("inv_freq", buffers.get(f"{kind}_inv_freq")), 1.0
+        if "inv_freq" in buffers or kind == "full_attention":
+            own, scale = own if inv_freq is None else inv_freq, rotary_scale
+        query = rotated(q[0, :, :, None].expand(-1, -1, time, -1), positions[..., 0], own, scale)
+        key = rotated(k[0, :, None].expand(-1, time, -1, -1), positions[..., 1], own, scale).repeat_interleave(group, 0)
         products = factors * (query * key).sum(-1) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
         products = products if cap is None else cap * torch.tanh(products / cap)
         out = torch.zeros(*q.shape[:3], v.shape[-1])

@@ -39,19 +39,14 @@ def composed() -> Iterator[Method]:
         yield Composed((ropes[number % len(ropes)], one))
 
 
-def is_accepted(how: Method, architecture: str) -> bool:
-    """Whether a method accepts a model: those of RoPE, also in a composition, change one RoPE, and Gemma 3 has two."""
-    return architecture != "gemma3" or ROPE not in how.changes
-
-
 COMPOSED = list(composed())
 ALL = SETTINGS + COMPOSED
 NEUTRAL = list(dict.fromkeys(one for how in ALL if (one := how.neutral(100)) not in (None, how)))
 MOST = {"llama": ALL, "gemma2": FEW + COMPOSED, "gemma3": SETTINGS}
-EVERYWHERE = [(how, a) for a in ARCHITECTURES for how in MOST.get(a, FEW) if is_accepted(how, a)]
+EVERYWHERE = [(how, a) for a in ARCHITECTURES for how in MOST.get(a, FEW)]
 SOME = len(OTHERS) // 2  # each method on two of the others, each of them with several methods
 AND_OTHERS = EVERYWHERE + [(how, a) for i, a in enumerate(OTHERS) for how in FEW[i % SOME :: SOME]]
-NEUTRAL_EVERYWHERE = [(how, a) for a in ARCHITECTURES for how in NEUTRAL if is_accepted(how, a)]
+NEUTRAL_EVERYWHERE = [(how, a) for a in ARCHITECTURES for how in NEUTRAL]
 NEUTRAL_EVERYWHERE += [(how, a) for i, a in enumerate(OTHERS) for how in NEUTRAL[i % SOME :: SOME]]
 OTHERWISE = [(how, a) for a in ("llama", "gpt_neox", "smollm3") for how in ALL if how.neutral(1) != how]
 OTHERWISE = [(how, a) for how, a in OTHERWISE if not (how.files and a == "gpt_neox")]  # factors are of other models
@@ -245,9 +240,8 @@ def test_it_keeps_no_more_than_it_promises_however_long_the_text(how: Method, ar
             assert max(kept) - min(kept) <= 7  # a window may move in steps
 
 
-@pytest.mark.parametrize(
-    ("how", "architecture"), [(how, a) for a in ARCHITECTURES for how in FORGETFUL if is_accepted(how, a)], ids=str
-)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("how", FORGETFUL, ids=str)
 def test_it_forgets_what_it_promises_to_forget(how: Method, architecture: str, open_lm: Any) -> None:
     assert how.reach is not None
     reach = 2 * (how.reach - 1)  # of two layers
@@ -261,16 +255,6 @@ def test_it_forgets_what_it_promises_to_forget(how: Method, architecture: str, o
     # the first tokens read only each other, so tokens between them and the window are gone
     close(other[:, 1:], given[:, 1:])
     assert (far - given).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("how", [how for how in ALL + NEUTRAL if not is_accepted(how, "gemma3")], ids=str)
-def test_a_method_that_changes_rope_is_refused_where_a_model_has_two(how: Method, open_lm: Any) -> None:
-    lm = open_lm("gemma3")
-    before = list(state(lm))
-    several = "changes one RoPE, and Gemma3ForCausalLM has several .sliding_attention, full_attention.: leave RoPE "
-    with pytest.raises(ValueError, match=rf"^rope:type=\S+ {several}"), how.on(lm):
-        pass
-    assert_unchanged(before, lm)
 
 
 def test_a_method_that_changes_rope_is_refused_where_layers_have_a_theta_each(

@@ -82,7 +82,7 @@ def test_a_method_that_keeps_its_promises_passes(text: str, do_not_apply: set[st
 
 
 OTHERS = [(architecture, "sinks:window=20,sinks=3") for architecture in ("gpt_neox", "gemma2", "smollm3")]
-OTHERS += [("gemma3", texts[0]) for name, texts in EXAMPLES.items() if name != "rope"]
+OTHERS += [("gemma3", texts[0]) for texts in EXAMPLES.values()]
 
 
 @pytest.mark.parametrize(("architecture", "text"), OTHERS)
@@ -327,7 +327,7 @@ def test_a_padding_mask_that_is_ignored_is_found(lm: LM, monkeypatch: pytest.Mon
     ("architecture", "text", "reason"),
     [
         ("gpt2", "sinks:window=20", "learned positions"),
-        ("gemma3", "rope:type=yarn,factor=4", "has several (sliding_attention, full_attention): leave RoPE unchanged"),
+        ("gpt_oss", "rope:type=yarn,factor=4", "is scaled already (yarn): use full"),
     ],
 )
 def test_a_method_that_a_model_refuses_is_one_failed_check(

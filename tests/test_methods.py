@@ -109,18 +109,21 @@ def test_in_one_layer_dynamic_rope_gives_the_last_token_what_transformers_gives_
     close(nats_by("rope:type=dynamic,factor=2", lm, ids)[0, -1], expected)
 
 
-@pytest.mark.parametrize("architecture", [*FAMILIES[:-4], "phi", "granite"])
+@pytest.mark.parametrize("architecture", [*FAMILIES[:-4], "gemma3", "phi", "granite"])
 @pytest.mark.parametrize("kind", ["linear", "ntk", "yarn"])
 def test_scaled_rope_is_what_transformers_makes_of_it(kind: str, architecture: str, tokenizer: Any) -> None:
     if architecture == "phi3" and kind != "ntk":
         pytest.skip("transformers knows no scaling of Phi3 but LongRoPE")
     lm, ids = open_lm(architecture, tokenizer), some_ids(1, 60)
-    parameters = dict(lm.model.config.rope_parameters)
-    dim = 2 * next(m for m in lm.model.modules() if "inv_freq" in m._buffers).inv_freq.numel()
+    given = dict(lm.model.config.rope_parameters)
+    parameters = dict(given.get("full_attention", given))  # layers with a sliding window keep theirs
+    dim = 2 * next(values.numel() for name, values in lm.model.named_buffers() if name.endswith("inv_freq"))
     if kind == "ntk":
         parameters["rope_theta"] = ntk(parameters["rope_theta"], dim, 3.0)
     else:
         parameters |= {"rope_type": kind, "factor": 3.0, "original_max_position_embeddings": 512}
+    if "full_attention" in given:
+        parameters = given | {"full_attention": parameters}
     theirs = tiny_model(architecture, rope_parameters=parameters, max_position_embeddings=1536)
     with torch.no_grad():
         expected = nats_of(theirs(input_ids=ids).logits[0], ids[0])
@@ -243,7 +246,6 @@ def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
     [
         ("gpt2", "none that can be changed"),
         ("bloom", "none that"),
-        ("gemma3", "several"),
         ("gpt_oss", "scaled already"),
     ],
 )

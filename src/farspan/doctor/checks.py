@@ -186,10 +186,10 @@ def rope(subject: Subject, reader: Reader) -> Check:
     trained, longer = lm.trained_length or 1, reader.lm.trained_length or 1
     far = torch.tensor([1, trained - 1, trained, 2 * trained + 1, longer])
     worst, change = 0.0, 0.0
-    for name, _ in hf.rope_frequencies(lm.model):
-        module = lm.model.get_submodule(name.rpartition(".")[0])
-        place = module.get_buffer(name.rpartition(".")[2]).device
-        cosines, _ = module(torch.zeros(1, 1, device=place), far[None].to(place))
+    _, kind = hf.own_parameters(lm.model)
+    for module in hf.rotary_modules(lm.model):
+        place = next(module.buffers()).device
+        cosines, _ = module(torch.zeros(1, 1, device=place), far[None].to(place), *([] if kind is None else [kind]))
         here, pairs = cosines[0].float().cpu(), len(own)
         layouts = (here[:, :pairs], here[:, ::2])  # half and half; interleaved
         expected, unscaled = angles(far, wanted).cos() * scale, angles(far, unchanged).cos()

@@ -18,6 +18,7 @@ from farspan.hf.parallel import bytes_here, check_divides, least, num_parts, ref
 from farspan.hf.probe import attention_layers, watch_attention
 from farspan.hf.rotary import (
     length_dependent_rope,
+    own_parameters,
     plain_rope,
     rope,
     rope_frequencies,

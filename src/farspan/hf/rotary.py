@@ -10,20 +10,25 @@ from torch import Tensor
 
 from farspan.hf.decoder import decoder_of
 from farspan.hf.facts import input_device
+from farspan.hf.masks import SLIDING
 from farspan.hf.scope import Scope, changed
+
+FULL = "full_attention"  # transformers' name of layers that attend to the whole text
 
 
 def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
-    """Return theta and the frequencies of a model with a single RoPE that is not scaled.
+    """Return theta and the frequencies of the RoPE of layers that attend to the whole text, if it is not scaled.
+
+    Layers with a sliding window may have a RoPE of their own, as in Gemma 3: they see no distance beyond their window.
 
     Raises:
-        ValueError: no RoPE, one that differs between layers, or one that is scaled already.
+        ValueError: no RoPE, one that differs between layers in another way, or one that is scaled already.
     """
     family = type(model).__name__
+    parameters, kind = own_parameters(model)
     modules = rotary_modules(model)
-    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     several = list(parameters) if any(isinstance(value, dict) for value in parameters.values()) else []
-    if not several:  # Granite-SWA has a theta for each layer; without weights there are no values to compare
+    if not several and kind is None:  # Granite-SWA has a theta for each layer; without weights: no values to compare
         known = [tuple(one.inv_freq.tolist()) for one in modules if one.inv_freq.device.type != "meta"]
         several = [f"{len(set(known))} sets of frequencies"] if len(set(known)) > 1 else []
     if several:
@@ -33,48 +38,68 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
         )
     if not modules or not parameters:
         raise ValueError(f"{name} changes RoPE frequencies, and {family} has none that can be changed")
-    if (kind := parameters.get("rope_type", "default")) != "default":
+    if (how := parameters.get("rope_type", "default")) != "default":
         raise ValueError(
-            f"{name} needs RoPE that is not scaled, and that of {family} is scaled already ({kind}): use full"
+            f"{name} needs RoPE that is not scaled, and that of {family} is scaled already ({how}): use full"
         )
-    return float(parameters["rope_theta"]), modules[0].inv_freq
+    return float(parameters["rope_theta"]), modules[0]._buffers[f"{_prefix(kind)}inv_freq"]
+
+
+def own_parameters(model: Any) -> tuple[dict[str, Any], str | None]:
+    """Return the `rope_parameters` of layers that attend to the whole text, and these layers' type if those with a
+    sliding window have others."""
+    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if parameters.keys() == {FULL, SLIDING} and isinstance(parameters[FULL], dict):
+        return parameters[FULL], FULL
+    return parameters, None
 
 
 @contextmanager
 def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: str) -> Iterator[Scope]:
-    """Inside the `with`, let `model` rotate by `inv_freq` in float32, with cosines and sines multiplied by `scale`."""
-    modules = rotary_modules(model)
-    before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
+    """Inside the `with`, let layers that attend to the whole text rotate by `inv_freq` in float32, with cosines and
+    sines multiplied by `scale`. For a model that `plain_rope` accepts."""
+    prefix = _prefix(own_parameters(model)[1])
+    frequencies, factor = f"{prefix}inv_freq", f"{prefix}attention_scaling"
+    before = [(one, one._buffers[frequencies], getattr(one, factor)) for one in rotary_modules(model)]
     scope = Scope(name)
 
     def scaled() -> None:
         for module, own, own_scale in before:
-            module._buffers["inv_freq"] = inv_freq.to(own.device)
-            module.attention_scaling = own_scale * scale
+            module._buffers[frequencies] = inv_freq.to(own.device)
+            setattr(module, factor, own_scale * scale)
 
     def restore() -> None:
         for module, own, own_scale in before:
-            module._buffers["inv_freq"], module.attention_scaling = own, own_scale
+            module._buffers[frequencies] = own
+            setattr(module, factor, own_scale)
 
     with changed(model, scope, scaled, restore, reserved=True):
         yield scope
 
 
 def set_rope(model: Any, parameters: dict[str, Any]) -> None:
-    """Give `model` another RoPE permanently: in its config, as `rope_parameters`, and in its frequencies."""
-    config = model.config.get_text_config(decoder=True)
+    """Give `model` another RoPE permanently: in its config, as `rope_parameters`, and in its frequencies.
+
+    Args:
+        parameters: of layers that attend to the whole text; those of layers with a sliding window may be beside them,
+            each under the type of its layers.
+    """
+    config, (_, kind) = model.config.get_text_config(decoder=True), own_parameters(model)
+    if kind is not None and kind not in parameters:
+        parameters = config.rope_parameters | {kind: dict(parameters)}
     config.rope_parameters = dict(parameters)
     for module in rotary_modules(model):
         made = type(module)(config=config)
         for name, value in made._buffers.items():
             module._buffers[name] = value.to(input_device(model))
-        for name in ("attention_scaling", "rope_type"):
-            setattr(module, name, getattr(made, name))
+        for name, value in vars(made).items():
+            if name.endswith(("attention_scaling", "rope_type")):
+                setattr(module, name, value)
 
 
 def rope_precision(model: Any) -> set[torch.dtype]:
     """Return the dtypes of a model's RoPE frequencies."""
-    return {module.inv_freq.dtype for module in rotary_modules(model)}
+    return {values.dtype for _, values in rope_frequencies(model)}
 
 
 def length_dependent_rope(model: Any) -> str | None:
@@ -95,4 +120,10 @@ def rope_frequencies(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 def rotary_modules(model: Any) -> list[Any]:
     """Return the modules that turn positions into cosines and sines."""
-    return [module for module in decoder_of(model).modules() if "inv_freq" in module._buffers]
+    wanted = f"{_prefix(own_parameters(model)[1])}inv_freq"
+    return [module for module in decoder_of(model).modules() if wanted in module._buffers]
+
+
+def _prefix(kind: str | None) -> str:
+    """Return what the names of a type of layers' frequencies and factor begin with; none if all layers share them."""
+    return "" if kind is None else f"{kind}_"

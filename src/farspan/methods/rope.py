@@ -139,7 +139,7 @@ class Rope(Method):
                 f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
             )
         if (other := self.frequencies(lm)) is None:
-            scores = partial(scores_by_length, theta=theta, factor=self._factor, original=original)
+            scores = partial(scores_by_length, own=own, theta=theta, factor=self._factor, original=original)
             with attending(lm, partial(dense, scores=scores), name=str(self)) as reader:
                 yield reader
             return
@@ -247,10 +247,13 @@ def ntk(theta: float, dim: int, factor: float) -> float:
     return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
 
 
-def scores_by_length(call: Call, queries: slice, keys: slice, *, theta: float, factor: float, original: int) -> Tensor:
-    """Return scores with the frequencies of each query, which depend on the length of the text up to it."""
+def scores_by_length(
+    call: Call, queries: slice, keys: slice, *, own: Tensor, theta: float, factor: float, original: int
+) -> Tensor:
+    """Return scores with the frequencies of each query, which depend on the length of the text up to it. Layers that do
+    not rotate by `own` are left as they are."""
     inv_freq, start, device = call.layer.inv_freq, call.start, call.query.device
-    if inv_freq is None:
+    if inv_freq is None or not torch.equal(inv_freq, own):
         return call.scores(call.query[..., queries, :], call.key[:, :, keys])
     inside = min(max(original - start, queries.start), queries.stop)  # queries before it: within the original length
     parts = [call.scores(call.query[..., queries.start : inside, :], call.key[:, :, keys])]
