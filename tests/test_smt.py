@@ -5,6 +5,7 @@ import math
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +26,12 @@ from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
-from farspan.train.smt import SmtSettings, notes_on_rope, opened, rows_of, train
+from farspan.train.smt import SmtSettings, notes_on_rope, opened, rows_of, scale_rope, train
 from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 from farspan.train.trainer import read_log
 
-from tiny import assert_same_weights, refused, tiny_model, weights
+from tiny import assert_same_weights, close, nats_by, open_lm, refused, some_ids, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
@@ -216,6 +217,22 @@ def test_pairs_cut_from_rope_stay_cut_in_the_model(settings: Make) -> None:
     loaded = transformers.AutoModelForCausalLM.from_pretrained(chosen.out).model.rotary_emb
     torch.testing.assert_close(loaded.inv_freq, expected, rtol=1e-6, atol=0)
     assert loaded.attention_scaling == 1.0
+
+
+@pytest.mark.parametrize("kind", ["linear,factor=4", "ntk,factor=4", "yarn,factor=4", "truncated,turns=4"])
+def test_where_sliding_layers_have_a_rope_of_their_own_only_that_of_the_others_is_scaled(
+    kind: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm, ids = open_lm("gemma3", tokenizer), some_ids(1, 90)
+    before, expected = nats_by("full", lm, ids), nats_by(f"rope:type={kind}", lm, ids)
+    sliding = lm.model.config.rope_parameters["sliding_attention"]
+    scale_rope(lm, f"rope:type={kind}", 2048)
+    close(nats_by("full", lm, ids), expected)
+    assert (expected - before).abs().max() > 1e-3
+    assert lm.model.config.rope_parameters["sliding_attention"] == sliding
+    lm.model.save_pretrained(tmp_path)
+    lm = replace(lm, model=transformers.AutoModelForCausalLM.from_pretrained(tmp_path))
+    close(nats_by("full", lm, ids), expected)
 
 
 def test_a_model_trained_with_temperature_computes_what_the_method_reads(settings: Make) -> None:
