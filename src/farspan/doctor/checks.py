@@ -186,7 +186,7 @@ def rope(subject: Subject, reader: Reader) -> Check:
     trained, longer = lm.trained_length or 1, reader.lm.trained_length or 1
     far = torch.tensor([1, trained - 1, trained, 2 * trained + 1, longer])
     worst, change = 0.0, 0.0
-    _, kind = hf.own_parameters(lm.model)
+    _, kind = hf.full_attention_rope(lm.model)
     for module in hf.rotary_modules(lm.model):
         place = next(module.buffers()).device
         cosines, _ = module(torch.zeros(1, 1, device=place), far[None].to(place), *([] if kind is None else [kind]))

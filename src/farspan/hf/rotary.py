@@ -25,7 +25,7 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
         ValueError: no RoPE, one that differs between layers in another way, or one that is scaled already.
     """
     family = type(model).__name__
-    parameters, kind = own_parameters(model)
+    parameters, kind = full_attention_rope(model)
     modules = rotary_modules(model)
     several = list(parameters) if any(isinstance(value, dict) for value in parameters.values()) else []
     if not several and kind is None:  # Granite-SWA has a theta for each layer; without weights: no values to compare
@@ -45,7 +45,7 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
     return float(parameters["rope_theta"]), modules[0]._buffers[f"{_prefix(kind)}inv_freq"]
 
 
-def own_parameters(model: Any) -> tuple[dict[str, Any], str | None]:
+def full_attention_rope(model: Any) -> tuple[dict[str, Any], str | None]:
     """Return the `rope_parameters` of layers that attend to the whole text, and these layers' type if those with a
     sliding window have others."""
     parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
@@ -58,7 +58,7 @@ def own_parameters(model: Any) -> tuple[dict[str, Any], str | None]:
 def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: str) -> Iterator[Scope]:
     """Inside the `with`, let layers that attend to the whole text rotate by `inv_freq` in float32, with cosines and
     sines multiplied by `scale`. For a model that `plain_rope` accepts."""
-    prefix = _prefix(own_parameters(model)[1])
+    prefix = _prefix(full_attention_rope(model)[1])
     frequencies, factor = f"{prefix}inv_freq", f"{prefix}attention_scaling"
     before = [(one, one._buffers[frequencies], getattr(one, factor)) for one in rotary_modules(model)]
     scope = Scope(name)
@@ -84,7 +84,7 @@ def set_rope(model: Any, parameters: dict[str, Any]) -> None:
         parameters: of layers that attend to the whole text; those of layers with a sliding window may be beside them,
             each under the type of its layers.
     """
-    config, (_, kind) = model.config.get_text_config(decoder=True), own_parameters(model)
+    config, (_, kind) = model.config.get_text_config(decoder=True), full_attention_rope(model)
     if kind is not None and kind not in parameters:
         parameters = config.rope_parameters | {kind: dict(parameters)}
     config.rope_parameters = dict(parameters)
@@ -120,7 +120,7 @@ def rope_frequencies(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 def rotary_modules(model: Any) -> list[Any]:
     """Return the modules that turn positions into cosines and sines."""
-    wanted = f"{_prefix(own_parameters(model)[1])}inv_freq"
+    wanted = f"{_prefix(full_attention_rope(model)[1])}inv_freq"
     return [module for module in decoder_of(model).modules() if wanted in module._buffers]
 
 

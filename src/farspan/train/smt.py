@@ -231,7 +231,7 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     config = lm.model.config.get_text_config(decoder=True)
     original = chosen.original or lm.trained_length
     assert original is not None
-    parameters = dict(hf.own_parameters(lm.model)[0])
+    parameters = dict(hf.full_attention_rope(lm.model)[0])
     if chosen.type == "truncated":
         kept = int((truncated(theta, 2 * len(own), chosen.turns, original) > 0).sum())
         if kept == len(own):
