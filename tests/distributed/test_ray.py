@@ -134,29 +134,21 @@ def test_a_node_is_removed_and_another_one_joins(nodes: Nodes, tmp_path: Path, w
 
 
 def test_a_node_that_joins_late_takes_part(nodes: Nodes, tmp_path: Path, whole: list[tuple[Any, ...]]) -> None:
-    joined, titles = list[Any](), list[str]()
-
-    def join(row: Row, done: int, total: int) -> None:
-        if not joined:
-            joined.append(nodes.add("127.0.0.3"))
-        # a process takes seconds to start: the first worker waits, so that the second has something to do
-        if "2 workers" not in titles:
-            for worker in nodes.workers():
-                worker.suspend()
-        elif "2 workers" in titles:
-            resume(nodes)
-
-    def resume(nodes: Nodes) -> None:
-        for worker in psutil.Process().children(recursive=True):
-            if worker.status() == psutil.STATUS_STOPPED:
-                worker.resume()
+    titles = list[str]()
 
     def start(title: str, total: int) -> None:
         titles.append(title)
-        if title == "2 workers":
-            resume(nodes)
+        workers = [one for one in psutil.Process().children(recursive=True) if one.cmdline()[:1]]
+        workers = [one for one in workers if one.cmdline()[0].startswith("ray::Worker")]
+        if title == "1 workers":  # it waits until the second one has started, which takes seconds
+            nodes.add("127.0.0.3")
+            for worker in workers:
+                worker.suspend()
+        elif title == "2 workers":
+            for worker in workers:
+                worker.resume()
 
-    rows = on(nodes, tmp_path / "run", watch=Watch(start=start, row=join))
+    rows = on(nodes, tmp_path / "run", watch=Watch(start=start))
     assert "2 workers" in titles
     assert len(writers(tmp_path / "run")) == 2
     assert contents(rows) == whole
