@@ -116,7 +116,7 @@ class Part:
 PARTS = {
     "natural": Part(PROBE, FALL, 16),
     "shuffled": Part(PROBE, FALL, 16, text="shuffled:books"),
-    "natural-methods": Part(PROBE, FALL, methods=METHODS),
+    "natural-by-method": Part(PROBE, FALL, methods=METHODS),
     "python": Part(PROBE, FALL, 8, text="builtin"),
     "nested": Part("curve:protocol=nested", (1 / 16, 1 / 8, 1 / 4, 3 / 8, 0.49, 5 / 8, 3 / 4, 1), 8),
     "weights": Part(

@@ -560,6 +560,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "recipes-lengths": lengths_by_member("recipes"),
     "methods-natural": curve_by_member("methods-natural"),
     "methods-natural-lengths": lengths_by_member("methods-natural"),
+    "natural-by-method": curve_by_member("natural-by-method"),
+    "natural-by-method-lengths": lengths_by_member("natural-by-method"),
     "far": far,
     "own-gaps": lambda model: gaps(facts_gains(model), "right answers"),
     "rope": curve_by_member("rope"),
