@@ -36,10 +36,11 @@ from farspan.loading import load_config
 from farspan.loading.places import folder_of
 from farspan.methods.cepe import Cepe
 from farspan.record import environment
-from farspan.report.cepe_training import draw, model_card
+from farspan.report.training import draw_cepe_losses
 from farspan.text.retrieval import open_index
 from farspan.train import engines
 from farspan.train.batches import read_corpus
+from farspan.train.cards import cepe_card
 from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows, DocumentSettings
@@ -323,7 +324,8 @@ def fit(
     )
     summary["measured_on_training_text"] = of_training
     summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()
-    return write_up(settings, summary, lm.tokenizer, model_card, partial(draw, window=data.decoder))
+    draw = partial(draw_cepe_losses, window=data.decoder)
+    return write_up(settings, summary, lm.tokenizer, cepe_card, draw)
 
 
 def shard(model: Any) -> None:

@@ -27,10 +27,11 @@ from farspan.methods import method
 from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk, truncated
 from farspan.record import environment
-from farspan.report.training import draw_losses, model_card
+from farspan.report.training import draw_smt_losses
 from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import read_corpus
+from farspan.train.cards import smt_card
 from farspan.train.config import BEGUN, Settings
 from farspan.train.draws import MEMORIES, Recurrences, draw_named
 from farspan.train.mining import Pairs, kept, mined
@@ -169,7 +170,8 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
     summary["measured_on_training_text"] = of_training
     lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
-    return write_up(settings, summary | environment(), lm.tokenizer, model_card, partial(draw_losses, window=rows.row))
+    draw = partial(draw_smt_losses, window=rows.row)
+    return write_up(settings, summary | environment(), lm.tokenizer, smt_card, draw)
 
 
 def planned_lengths(rows: SparseRows) -> Iterator[str]:
