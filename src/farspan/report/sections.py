@@ -13,8 +13,9 @@ from farspan.report.export import bounds, counted, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, place
-from farspan.report.runs import Group, Source, same_weights, short_names, unfinished
-from farspan.report.tables import WINS, cost_tables, direction, marked, uneven_costs, wins
+from farspan.report.notices import notices
+from farspan.report.runs import Group, Source, short_names
+from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
@@ -47,7 +48,7 @@ def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence
         known += one["costs"]
     return page | {
         "title": _title([_name(group, part_of[id(group)]) for group in groups], sources),
-        "notes": [*filter(None, map(unfinished, sources)), *same_weights(sources), *uneven_costs(sources)],
+        "notes": notices(sources),
         "groups": sections,
         "examples": _examples(sources),
         "failures": failures(sources),
