@@ -47,8 +47,9 @@ from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import last_hidden, mean_nats
 from farspan.train.progress import TrainingWatch
+from farspan.train.settings import RunSettings
 from farspan.train.trained import Count
-from farspan.train.trainer import RunSettings, load_finite, read_log, record_settings, run, training, write_up
+from farspan.train.trainer import load_finite, read_log, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measures_training_text, measuring
 
 RANDOM_STD = 0.02  # of the weights under model.initial = "random"

@@ -24,8 +24,9 @@ from farspan.train.config import Settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, reading, refuse_unfit
+from farspan.train.settings import PretrainingSettings
 from farspan.train.trained import Count
-from farspan.train.trainer import PretrainingSettings, load_finite, record_settings, run, training, write_up
+from farspan.train.trainer import load_finite, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measures_training_text, measuring
 
 

@@ -32,7 +32,7 @@ from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import View
 from farspan.train.config import Settings
-from farspan.train.trainer import RunSettings
+from farspan.train.settings import RunSettings
 
 Carried = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [batch, heads, tokens, dim]
 

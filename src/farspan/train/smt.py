@@ -40,9 +40,10 @@ from farspan.train.optimizer import OptimizerSettings
 from farspan.train.preflight import preflight, usable
 from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.schedule import LengthSettings, Schedule, schedule
+from farspan.train.settings import RunSettings
 from farspan.train.temperature import PARAMETER, learns_scales, save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, load_finite, record_settings, run, save_whole, training, write_up
+from farspan.train.trainer import load_finite, record_settings, run, save_whole, training, write_up
 from farspan.train.watching import WatchedSettings, measures_training_text, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
