@@ -21,7 +21,7 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
     """
     family = type(model).__name__
     modules = rotary_modules(model)
-    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    parameters = _parameters(model)
     several = list(parameters) if any(isinstance(value, dict) for value in parameters.values()) else []
     if not several:  # Granite-SWA has a theta for each layer; without weights there are no values to compare
         known = [tuple(one.inv_freq.tolist()) for one in modules if one.inv_freq.device.type != "meta"]
@@ -79,11 +79,16 @@ def rope_precision(model: Any) -> set[torch.dtype]:
 
 def length_dependent_rope(model: Any) -> str | None:
     """Return the model's RoPE scaling if it depends on the text's length, which makes cached keys stale; else None."""
-    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    rope = _parameters(model)
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") in ("dynamic", "longrope"):
             return str(parameters["rope_type"])
     return None
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    """Return `rope_parameters` of a config, with a dict for each kind of layer if they differ; empty without RoPE."""
+    return getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
 
 
 def rope_frequencies(model: Any) -> Iterator[tuple[str, Tensor]]:
