@@ -201,7 +201,8 @@ class Loading(LocalLoading):
     """Options: how models are loaded, or reached on a server."""
 
     base_url: Annotated[
-        str | None, option(SERVED, "A model behind vLLM, SGLang or llama-server: http://127.0.0.1:8000.", metavar="URL")
+        str | None,
+        option(SERVED, "Server, such as vLLM, SGLang or llama-server: http://127.0.0.1:8000.", metavar="URL"),
     ] = None
     served_model: Annotated[str | None, option(SERVED, "Its name on the server; default: the only one.")] = None
     tokenizer: Annotated[

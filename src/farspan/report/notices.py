@@ -41,7 +41,7 @@ def uneven_costs(sources: Sequence[Source]) -> list[str]:
 
 
 def machines_apart(sources: Sequence[Source]) -> list[str]:
-    """Return in what the machines of the runs' sessions differ, such as `threads (1 and 2)`. Rows do not say in which
+    """Return how the machines of the runs' sessions differ, such as `threads (1 and 2)`. Rows do not say in which
     session they were measured."""
     return apart([session for source in sources for session in source.header["sessions"]], MACHINE)
 
@@ -53,8 +53,8 @@ def apart(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[st
 
 
 def unfinished(source: Source) -> str:
-    """Return a line that says how many of the rows that run.json plans a run lacks, and how to measure them; "" if none
-    is known to be missing."""
+    """Return a line with the number of rows that run.json plans and the run lacks, and the command that measures them;
+    "" if none is known to be missing."""
     planned, missing, is_exact = _planned(source)
     if not missing:
         return ""
