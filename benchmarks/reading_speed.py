@@ -167,6 +167,7 @@ def nested(lm: Any, text: str, lengths: tuple[int, ...]) -> dict[str, str]:
 def curve(lm: Any, text: str, context: int, runs: int, way: str) -> dict[str, Any]:
     """Seconds, peak MiB and hits of a nested curve."""
     from farspan.hf.device import peak_above
+    from farspan.measuring.operations import flops_of
     from farspan.methods import method
     from farspan.tasks.curve import Curve
 
@@ -183,7 +184,7 @@ def curve(lm: Any, text: str, context: int, runs: int, way: str) -> dict[str, An
     work = [w for example in task.examples(lm, lengths, REPEATS, 0) for w in task.work(lm, example)]
     with method("full").on(lm) as reader:
         found["operations"] = sum(w.num_rows * operations(lm, w.num_before, w.num_tokens, w.num_scored) for w in work)
-        found["by_plan"] = sum(w.num_rows * reader.flops(w.num_before, w.num_tokens, w.num_scored) for w in work)
+        found["by_plan"] = sum(map(flops_of(reader), work))
     return found
 
 

@@ -26,8 +26,7 @@ from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
 from farspan.measuring.setups import grid
 from farspan.methods import METHODS
 from farspan.methods.rope import TYPES
-from farspan.record import read_header, read_rows
-from farspan.record.run import refuse_differences
+from farspan.record import read_header, read_rows, refuse_differences
 from farspan.report.export import memory_size
 from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve

@@ -32,7 +32,8 @@ from farspan.report.exports.every_eval_ever import _result
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
-from farspan.report.runs import Source, read_run, unfinished
+from farspan.report.notices import unfinished
+from farspan.report.runs import Source, read_run
 from farspan.stats import MemoryLength, summarise
 
 from tiny import CODE

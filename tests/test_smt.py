@@ -22,7 +22,7 @@ import farspan
 from farspan.cli import app
 from farspan.methods import method
 from farspan.methods.rope import scaled, truncated
-from farspan.report.training import draw_losses, last_of_each_length
+from farspan.report.training import draw_smt_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -426,8 +426,8 @@ def test_a_text_that_is_trained_on_is_not_called_held_out(settings: Make, tmp_pa
 def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path, drawn: None) -> None:
     log = [{"step": s, "length": n, "loss_sparse": math.log(p)} for s, n, p in [(1, 8, 9), (2, 8, 5), (3, 16, 4)]]
     assert last_of_each_length(log, "loss_sparse") == pytest.approx({8: 5, 16: 4})
-    assert [path.name for path in draw_losses(log, tmp_path, 8)] == ["losses.png", "losses.svg"]
-    assert draw_losses([{"step": 1, "loss": 3.0}], tmp_path, 8) == []
+    assert [path.name for path in draw_smt_losses(log, tmp_path, 8)] == ["losses.png", "losses.svg"]
+    assert draw_smt_losses([{"step": 1, "loss": 3.0}], tmp_path, 8) == []
 
 
 def test_the_command_says_what_it_trains_and_ends_with_json(settings: Make, tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ from farspan.train.lm import LmSettings, train
 from farspan.train.mlm import MlmSettings
 from farspan.train.optimizer import Muon, OptimizerSettings, Together, build, warmup_and_decay
 from farspan.train.progress import Steps, TrainingWatch
+from farspan.train.settings import PretrainingSettings
 from farspan.train.smt import SmtSettings
-from farspan.train.trainer import PretrainingSettings, read_log
+from farspan.train.trainer import read_log
 
 from tiny import assert_same_weights, tiny_config, weights
 

@@ -25,12 +25,12 @@ import farspan
 from farspan.cepe.saving import ADAPTER
 from farspan.lm import fingerprint
 from farspan.measuring import trackers
-from farspan.report import cepe_training as cepe_report
-from farspan.report import training as smt_report
+from farspan.report.training import draw_cepe_losses, draw_smt_losses
 from farspan.text import retrieval
 from farspan.text.corpora import Corpus, load
 from farspan.text.retrieval import open_index
 from farspan.train.batches import View
+from farspan.train.cards import cepe_card
 from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
 from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings, store, teacher_of
@@ -627,7 +627,7 @@ def test_a_card_says_what_was_trained_and_whether_to_copy(
 ) -> None:
     chosen = settings("a", *changes)
     summary = {"settings": chosen.model_dump(mode="json"), "stage": chosen.stage, "trained": 5, "rows": 48}
-    card = cepe_report.model_card(summary | {"from": {"separator": {"ids": [0]}}}, [])
+    card = cepe_card(summary | {"from": {"separator": {"ids": [0]}}}, [])
     assert all(part in card for part in parts)
     assert ("do not compare this model's forgetting curve" in card) == any("warm-up" in part for part in parts)
 
@@ -670,8 +670,8 @@ def test_a_single_loss_is_drawn_as_a_point(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("farspan.report.picture.saved", lambda figure, *place: figures.append(figure) or [])
     one = {"step": 4, "loss": 2.0, "loss_sparse": 2.0, "loss_window": 2.0, "length": 32}
     for log in ([one], [one, one | {"step": 8}]):
-        cepe_report.draw(log, tmp_path, 32)
-        smt_report.draw_losses(log, tmp_path, 32)
+        draw_cepe_losses(log, tmp_path, 32)
+        draw_smt_losses(log, tmp_path, 32)
     markers = [figure.axes[0].lines[0].get_marker() for figure in figures]
     assert markers == ["o"] * 4
 

@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from farspan.callback import CurveCallback, PerplexityCallback
 from farspan.files import locked
 from farspan.report.export import memory_size
-from farspan.report.training import measured_table, model_card
 from farspan.stats import MemoryLength
 from farspan.train import cepe, distill, interrupts, lm, mlm, smt
+from farspan.train.cards import measured_table, smt_card
 from farspan.train.checkpoint import CheckpointTrainer, writing
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -926,7 +926,7 @@ def test_a_mean_over_fewer_windows_than_at_other_steps_is_not_logged(
 def test_a_card_has_no_number_where_a_step_has_none() -> None:
     measured = [{"step": 0, "farspan/perplexity_8": 2.0, "farspan/accuracy_8": 0.5},
                 {"step": 4, "farspan/perplexity_16": 3.0, "farspan/accuracy_16": 0.25}]  # fmt: skip
-    table = measured_table(measured, "builtin")
+    table = measured_table({"settings": {"watch": {"text": "builtin"}}}, measured)
     assert "| 8 | 2 | — | 0.500 | — |" in table
     assert "| 16 | — | 3 | — | 0.250 |" in table
 
@@ -944,7 +944,7 @@ def test_a_memory_length_beyond_the_lengths_measured_is_logged_and_marked_in_the
     log: list[dict[str, Any]] = [{"step": step, "farspan/perplexity_8": 2.0} for step in (0, 2)]
     for entry, values in zip(log, ({"half_life": 9.0, "span": 7.0}, found), strict=True):
         entry |= {f"farspan/{name}": value for name, value in values.items()}
-    table = measured_table(log, "builtin")
+    table = measured_table({"settings": {"watch": {"text": "builtin"}}}, log)
     assert "half-life in tokens, step 0, step 2: 9, >52." in table
     assert "span in tokens, step 0, step 2: 7, 48." in table
     assert "`>`, `<`: beyond the lengths measured." in table
@@ -966,8 +966,8 @@ def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
     settings = read_config(base / "smt.toml", smt.SmtSettings, [f"out={tmp_path}", f"smt.draw={draw}"])
     summary = {"settings": settings.model_dump(mode="json"), "window": 32, "trained": 1, "parameters": 2, "rows": 8}
     summary["from"] = {"trained_length": 4096}
-    assert "which was trained with contexts of 4,096 tokens" in model_card(summary, [])
-    assert ("do not compare this\nmodel's forgetting curve" in model_card(summary, [])) == told
+    assert "which was trained with contexts of 4,096 tokens" in smt_card(summary, [])
+    assert ("do not compare this\nmodel's forgetting curve" in smt_card(summary, [])) == told
 
 
 @pytest.mark.parametrize(
@@ -981,7 +981,7 @@ def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
 def test_a_card_names_the_draw_and_what_its_rows_are(base: Path, tmp_path: Path, draw: str, rows: str) -> None:
     settings = read_config(base / "smt.toml", smt.SmtSettings, [f"out={tmp_path}", f"smt.draw={draw}"])
     summary = {"settings": settings.model_dump(mode="json"), "window": 32, "trained": 1, "parameters": 2, "rows": 8}
-    assert f"{rows} (the draw `{draw}`)." in model_card(summary | {"from": {"trained_length": 4096}}, [])
+    assert f"{rows} (the draw `{draw}`)." in smt_card(summary | {"from": {"trained_length": 4096}}, [])
 
 
 @pytest.mark.parametrize("kind", ["lm", "smt"])

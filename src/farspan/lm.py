@@ -306,7 +306,7 @@ BLOCK = 1 << 25  # bytes
 
 
 def fingerprint(model: Any) -> str:
-    """Return a hash that tells models apart: of every weight's name, shape, dtype and values (unless some are offloaded
+    """Return a hash that identifies a model: of every weight's name, shape, dtype and values (unless some are offloaded
     to disk)."""
     digest = hashlib.sha256()
     weights = model.state_dict()

@@ -64,8 +64,9 @@ def check(
         from farspan.measuring.loop import Watch
         from farspan.record import read_header
         from farspan.report.changes import compare, print_changes
+        from farspan.report.notices import unfinished
         from farspan.report.progress import Display
-        from farspan.report.runs import Source, of_model, unfinished
+        from farspan.report.runs import Source, of_model
         from farspan.report.terminal import failed_rows
 
         before = read_baseline(baseline, baseline_model)

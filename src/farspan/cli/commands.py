@@ -1,13 +1,18 @@
 """All commands, in one app."""
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
 from itertools import pairwise
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 from farspan import __version__
 from farspan.cli import (
@@ -26,7 +31,7 @@ from farspan.cli import (
     task,
     train,
 )
-from farspan.cli.options import err, spread
+from farspan.cli.options import err
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
 
@@ -101,10 +106,47 @@ SEARCHES: Commands = {
 }
 
 
+def _spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer, in which a parameter that is a dataclass becomes an option for each of its fields."""
+    groups: dict[str, Any] = {}
+    flat: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            flat += inspect.signature(parameter.annotation).parameters.values()
+        else:
+            flat.append(parameter)
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    for parameter in flat:
+        _name_value(parameter)
+    by_name = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in flat]
+    called.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return called
+
+
+def _name_value(parameter: inspect.Parameter) -> None:
+    """Let `--help` show no type after a switch, and a name instead of a type after an option that takes any text or
+    number."""
+    kind, *about = get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else [None]
+    for one in about:
+        if isinstance(one, OptionInfo) and one.metavar is None:
+            if kind is bool:
+                one.metavar = ""
+            elif {kind, *get_args(kind)} & {str, int, float, Path, list[Path]}:
+                one.metavar = parameter.name.rpartition("_")[2].upper()
+
+
 def _add(to: typer.Typer, group: str, commands: Commands, kind: type[TyperCommand] = TyperCommand) -> None:
     for name, (command, example) in commands.items():
         first = " ".join((command.__doc__ or "").partition("\n\n")[0].split())  # lists would keep its line breaks
-        to.command(name, cls=kind, short_help=first, epilog=f"Example: {group} {name} {example}")(spread(command))
+        to.command(name, cls=kind, short_help=first, epilog=f"Example: {group} {name} {example}")(_spread(command))
 
 
 _add(app, "farspan", COMMANDS)

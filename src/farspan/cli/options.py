@@ -1,18 +1,15 @@
 """Options that several commands share, and their errors as one line."""
 
 import errno
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import wraps
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.models import OptionInfo
 
 from farspan.cli import stopping
 from farspan.terminal import Terminal
@@ -204,7 +201,8 @@ class Loading(LocalLoading):
     """Options: how models are loaded, or reached on a server."""
 
     base_url: Annotated[
-        str | None, option(SERVED, "A model behind vLLM, SGLang or llama-server: http://127.0.0.1:8000.", metavar="URL")
+        str | None,
+        option(SERVED, "Server, such as vLLM, SGLang or llama-server: http://127.0.0.1:8000.", metavar="URL"),
     ] = None
     served_model: Annotated[str | None, option(SERVED, "Its name on the server; default: the only one.")] = None
     tokenizer: Annotated[
@@ -354,43 +352,6 @@ class Running:
     def kept(self) -> str:
         """Return what remains if the command is stopped."""
         return "" if self.plan else ROWS_KEPT
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer, in which a parameter that is a dataclass becomes an option for each of its fields."""
-    groups: dict[str, Any] = {}
-    flat: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
-            groups[name] = parameter.annotation
-            flat += inspect.signature(parameter.annotation).parameters.values()
-        else:
-            flat.append(parameter)
-
-    @wraps(command)
-    def called(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        command(**given)
-
-    for parameter in flat:
-        _name_value(parameter)
-    by_name = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in flat]
-    called.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
-    return called
-
-
-def _name_value(parameter: inspect.Parameter) -> None:
-    """Let `--help` show no type after a switch, and a name instead of a type after an option that takes any text or
-    number."""
-    kind, *about = get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else [None]
-    for one in about:
-        if isinstance(one, OptionInfo) and one.metavar is None:
-            if kind is bool:
-                one.metavar = ""
-            elif {kind, *get_args(kind)} & {str, int, float, Path, list[Path]}:
-                one.metavar = parameter.name.rpartition("_")[2].upper()
 
 
 def print_notice(line: str) -> None:

@@ -48,7 +48,7 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
 def full_attention_rope(model: Any) -> tuple[dict[str, Any], str | None]:
     """Return the `rope_parameters` of layers that attend to the whole text, and these layers' type if those with a
     sliding window have others."""
-    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    parameters = _parameters(model)
     if parameters.keys() == {FULL, SLIDING} and isinstance(parameters[FULL], dict):
         return parameters[FULL], FULL
     return parameters, None
@@ -104,11 +104,16 @@ def rope_precision(model: Any) -> set[torch.dtype]:
 
 def length_dependent_rope(model: Any) -> str | None:
     """Return the model's RoPE scaling if it depends on the text's length, which makes cached keys stale; else None."""
-    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    rope = _parameters(model)
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") in ("dynamic", "longrope"):
             return str(parameters["rope_type"])
     return None
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    """Return `rope_parameters` of a config, with a dict for each kind of layer if they differ; empty without RoPE."""
+    return getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
 
 
 def rope_frequencies(model: Any) -> Iterator[tuple[str, Tensor]]:

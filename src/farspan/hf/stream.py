@@ -48,13 +48,9 @@ class Stream:
         if self.state_name == "state" and ids.shape[1] == 1 and len(ids) > 1:
             return self._step_row_by_row(ids)
         arguments = {self.state_name: self.state, "use_cache": True}
-        if self.attention is None:
-            with in_two_parts():
-                self.output = forward(self.model, ids, self.num_seen + self.shift, arguments, self.parameters)
-        else:
-            self.reading.start = self.num_seen
-            with self.attention.reading(self.reading):
-                self.output = forward(self.model, ids, self.num_seen + self.shift, arguments, self.parameters)
+        self.reading.start = self.num_seen
+        with in_two_parts() if self.attention is None else self.attention.reading(self.reading):
+            self.output = forward(self.model, ids, self.num_seen + self.shift, arguments, self.parameters)
         if self.state_name == "state":
             self.state = self.output.state
         self.num_seen += ids.shape[1]

@@ -78,7 +78,7 @@ def _explained(error: BaseException, name: str, what: str, part: str, trust: boo
 
 
 def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> str:
-    said = one_line(error)
+    message = one_line(error)
     if "trust_remote_code" in str(error):
         if trust is None:
             return "comes with Python code of its own, which is not run here: choose one without code of its own"
@@ -87,37 +87,37 @@ def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> s
             "--trust-remote-code (trust_remote_code=True)"
         )
     if "Unrecognized" in str(error) or "does not recognize" in str(error):
-        said = said.partition(" Model type should be one of")[0].partition(" Should have a")[0]
-        said = said.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
-        return f"is not a causal language model known to transformers {transformers.__version__}: {said}"
+        message = message.partition(" Model type should be one of")[0].partition(" Should have a")[0]
+        message = message.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
+        return f"is not a causal language model known to transformers {transformers.__version__}: {message}"
     if damaged := damaged_json(str(expanded(name))):
         return f"cannot be loaded: {damaged}. Download it again"
     if part == "tokenizer":
-        if "backend tokenizer" in said:
+        if "backend tokenizer" in message:
             return (
                 "comes without a tokenizer that transformers can load: expected tokenizer.json, or a "
                 "sentencepiece or tiktoken file and that package. Save its tokenizer into the same folder"
             )
         return (
             "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
-            f"special_tokens_map.json have content that transformers does not accept ({said}). Download them again"
+            f"special_tokens_map.json have content that transformers does not accept ({message}). Download them again"
         )
-    if option := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", said):
+    if option := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", message):
         return f"has no option {option[1]!r}, which was given to load: correct its name, or leave it out"
-    return f"cannot be built from its {part}: {said}. Correct that file, or download it again"
+    return f"cannot be built from its {part}: {message}. Correct that file, or download it again"
 
 
 def one_line(error: BaseException) -> str:
     """Return the message of an error in one line of at most `LONGEST` characters."""
-    said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    said = re.sub(r"<class '([\w.]+\.)?(\w+)'>", r"\2", " ".join(said.split()).rstrip("."))
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    message = re.sub(r"<class '([\w.]+\.)?(\w+)'>", r"\2", " ".join(message.split()).rstrip("."))
     if isinstance(error, StrictDataclassError):
-        said = (said.partition("Error: ")[2] or said).partition(" Errors: ")[0]
+        message = (message.partition("Error: ")[2] or message).partition(" Errors: ")[0]
     elif isinstance(error, KeyError):
-        said = said if " " in said else f"{said!r} is not known, or missing"
-    elif not isinstance(error, ValueError) or not said:
-        said = f"{type(error).__name__}: {said}"
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+        message = message if " " in message else f"{message!r} is not known, or missing"
+    elif not isinstance(error, ValueError) or not message:
+        message = f"{type(error).__name__}: {message}"
+    return message if len(message) <= LONGEST else f"{message[:LONGEST]}…"
 
 
 _OBJECTS = re.compile(r"^(generation_|tokenizer_|adapter_)?config\.json$|^tokenizer\.json$|\.index\.json$")
@@ -145,7 +145,7 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
     def caused_by(*kinds: type[BaseException]) -> bool:
         return any(isinstance(link, kinds) for link in chain)
 
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     if caused_by(GatedRepoError):
         return (
             f"{what} {name!r} is gated on the hub: request access on its page, then run `hf auth login` or set HF_TOKEN"
@@ -153,14 +153,14 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
     if (folder := expanded(name)).is_dir():
         if damaged := damaged_json(str(folder)):
             return f"folder {name} cannot be loaded: {damaged}. Download it again"
-        if part == "config.json" and "safetensors" in said and any(folder.glob("*.bin")):
+        if part == "config.json" and "safetensors" in message and any(folder.glob("*.bin")):
             return (
                 f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
                 "convert them, or allow it with allow_pickle=True (--allow-pickle)"
             )
-        if "no file named model.safetensors" in said:
+        if "no file named model.safetensors" in message:
             return f"folder {name} holds no weights: expected model.safetensors. Copy the weights of the {what} into it"
-        return f"folder {name} cannot be loaded: {said.rstrip('.')}. Download it again"
+        return f"folder {name} cannot be loaded: {message.rstrip('.')}. Download it again"
     if folder.is_file():
         return f"{what} {name!r} is a file: give its folder, or a file that ends with .gguf"
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
@@ -171,5 +171,5 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
     if caused_by(RepositoryNotFoundError):
         return f"{what} {name!r} is neither a folder nor on the hub{near} (a private one needs `hf auth login`)"
     if caused_by(LocalEntryNotFoundError):
-        return f"{what} {name!r} is neither a folder nor cached{near}, and the hub cannot be reached: {said}"
-    return f"{what} {name!r} cannot be loaded: {said}"
+        return f"{what} {name!r} is neither a folder nor cached{near}, and the hub cannot be reached: {message}"
+    return f"{what} {name!r} cannot be loaded: {message}"

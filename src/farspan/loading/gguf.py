@@ -273,7 +273,7 @@ def _complete(model: Any, header: FileHeader) -> None:
 
 
 def _split(tokenizer: Any, name: str | None) -> None:
-    """Have a tokenizer of byte-pair encoding split text as its GGUF file says; transformers knows few ways.
+    """Make a byte-pair tokenizer split text in the way that its GGUF file names; transformers implements few of them.
 
     Raises:
         RefusedError: a way that neither transformers nor farspan knows.

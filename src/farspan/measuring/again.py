@@ -1,5 +1,6 @@
 """The measurements of a recorded run, repeated on another model: the same tasks, texts, lengths, repeats and seed."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,21 +102,24 @@ def measure_again(
     settings = baseline.header["settings"]
     refuse_difference(baseline, loader(model, weights=False), loader)
     name = model if isinstance(model, str) else model.name
-    given = {key: settings[key] for key in SETTINGS}
     folder = default_folder("check", [name], [str(baseline.folder.resolve()), settings])
     return measure(
         [model],
         settings["methods"],
         list(settings["tasks"]),
         out=out or folder,
-        refusals=bool(settings.get("compared")),
         loader=loader,
         batch=batch,
         chunk=chunk,
         shard=(1, 1),
         watch=watch,
-        **given,
+        **arguments_of(settings),
     )
+
+
+def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `measure` and `grid`, but for models, methods and tasks, that a run records."""
+    return {key: settings[key] for key in SETTINGS} | {"refusals": bool(settings.get("compared"))}
 
 
 def refuse_difference(baseline: Source, lm: LM, loader: Load) -> None:
@@ -139,9 +143,7 @@ def refuse_difference(baseline: Source, lm: LM, loader: Load) -> None:
             f"and {lm.name} was trained on {lm.trained_length}: give --trained-length {about.get('trained_length')}, "
             "or measure the baseline with --lengths"
         )
-    given: dict[str, Any] = {key: settings[key] for key in SETTINGS}
-    refusals = bool(settings.get("compared"))
-    what = grid([lm], list(settings["tasks"]), refusals=refusals, loader=loader, **given)
+    what = grid([lm], list(settings["tasks"]), loader=loader, **arguments_of(settings))
     refuse_changed_files(baseline.folder, settings.get("files", {}), hashes_of(methods_of(settings["methods"])))
     versions = {row.task: row.version for row in baseline.rows}
     for one in what.setups(lm, Watch()):

@@ -41,14 +41,6 @@ SLOT_TRIES = 3  # workers that may die in a row on a device before it is left ou
 
 
 @dataclass(frozen=True)
-class Devices:
-    """The devices to measure with."""
-
-    address: str  # of the cluster: HOST:PORT, "auto" or "local"
-    gpus_per_model: int | None = None  # default: 1 where the cluster has any
-
-
-@dataclass(frozen=True)
 class Slot:
     """A place for a worker: one device, or several that share a model."""
 
@@ -130,15 +122,19 @@ class Worker:
         self._run.__exit__(None if error is None else type(error), error, None)
 
 
-def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
+def measure_on_cluster(job: Job, address: str, gpus_per_model: int | None, watch: Watch) -> list[Row]:
     """Measure a run on all devices of a cluster, including devices that join later; return its rows.
+
+    Args:
+        address: of the cluster: HOST:PORT, "auto" or "local".
+        gpus_per_model: default 1, if the cluster has any.
 
     Raises:
         ValueError: no such cluster, or none of its devices can be used; as `farspan.measure`.
         OSError: the disk is full.
     """
     ray = optional_import("ray", "cluster")
-    count, options = devices.gpus_per_model or 1, job.loader.options
+    count, options = gpus_per_model or 1, job.loader.options
     if count > 1 and job.loader.device is not None:
         raise ValueError("device and gpus_per_model contradict each other: give one (--device, --gpus-per-model)")
     on_cpu = job.loader.device == "cpu"
@@ -147,10 +143,10 @@ def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
         options = options | {"distributed_config": DistributedConfig(tp_size=processes)}
     loader = replace(job.loader, options=options)
     models = tuple(dict.fromkeys(job.models))
-    with connected(ray, devices.address):
-        found = slots(ray.nodes(), devices.gpus_per_model, on_cpu=on_cpu)
+    with connected(ray, address):
+        found = slots(ray.nodes(), gpus_per_model, on_cpu=on_cpu)
         if not found:
-            wanted = f"{devices.gpus_per_model} GPUs" if devices.gpus_per_model else "a GPU or a CPU"
+            wanted = f"{gpus_per_model} GPUs" if gpus_per_model else "a GPU or a CPU"
             raise ValueError(
                 f"no machine of the cluster has {wanted}: start one that has, or give fewer (--gpus-per-model)"
             )
@@ -160,7 +156,7 @@ def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
         job = replace(job, models=models, loader=replace(loader, _served={}), processes=processes)
         writers = len(part.dealing.units) + 1  # more workers than units would be idle; the last writer is the driver
         with job.open((writers, writers)) as run:
-            driver = _Driver(ray, job, part, devices, on_cpu, run, watch)
+            driver = _Driver(ray, job, part, gpus_per_model, on_cpu, run, watch)
             driver.measure()
     return latest(read_rows(job.folder))
 
@@ -179,10 +175,10 @@ class _Driver:
     """Hands units to workers, and starts workers where a device is free."""
 
     def __init__(
-        self, ray: Any, job: Job, part: Sharding, devices: Devices, on_cpu: bool, run: Run, watch: Watch
+        self, ray: Any, job: Job, part: Sharding, gpus_per_model: int | None, on_cpu: bool, run: Run, watch: Watch
     ) -> None:
         self._ray, self._job, self._part, self._watch, self._on_cpu = ray, job, part, watch, on_cpu
-        self._gpus_per_model = devices.gpus_per_model
+        self._gpus_per_model = gpus_per_model
         self._actor = ray.remote(Worker)
         there = There.of(row for row in run.rows if row.status not in UNFINISHED)
         self._wanted, self._got = set[Found](), set[Found]()

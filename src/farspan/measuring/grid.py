@@ -90,12 +90,12 @@ def measure(
         raise ValueError("a budget in minutes needs --lengths auto: use both, or omit --minutes")
     folder, header = what.run(models, chosen, out)
     if ray is not None:
-        from farspan.measuring.cluster import Devices, measure_on_cluster
+        from farspan.measuring.cluster import measure_on_cluster
         from farspan.measuring.units import Job
 
         names, written = tuple(map(str, models)), tuple(map(str, chosen))
         job = Job(folder.absolute(), header, written, what, names, loader)
-        return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
+        return Measured(folder, measure_on_cluster(job, ray, gpus_per_model, watch))
     return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, watch)
 
 

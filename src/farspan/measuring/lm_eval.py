@@ -16,7 +16,7 @@ import numpy as np
 from farspan.files import write
 from farspan.lm import LM
 from farspan.loading.places import folder_of
-from farspan.measuring.again import SETTINGS, refuse_difference, repeatable
+from farspan.measuring.again import arguments_of, refuse_difference, repeatable
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.setups import DEFAULT_REPEATS, grid
@@ -147,8 +147,8 @@ def _measured(baseline: Source, lm: LM, loader: Load) -> tuple[BoundCurve, list[
             "in a run of its own (farspan curve MODEL)"
         )
     refuse_difference(baseline, lm, loader)
-    given: dict[str, Any] = {key: settings[key] for key in SETTINGS if key != "cost"}
-    (setup,) = grid([lm], specs, refusals=True, loader=loader, **given).setups(lm, Watch())
+    how = arguments_of(settings) | {"cost": False, "refusals": True}
+    (setup,) = grid([lm], specs, loader=loader, **how).setups(lm, Watch())
     assert isinstance(setup.bound, BoundCurve)
     lengths = setup.lengths or tuple(sorted({row.length for row in rows}))
     repeats = max(row.repeat for row in rows) + 1 if setup.lengths is None else setup.repeats or DEFAULT_REPEATS

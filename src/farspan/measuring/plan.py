@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from farspan.lm import LM
 from farspan.measuring.calibration import calibrated
 from farspan.measuring.loop import batch_that_fits, chunk_of, key_bytes, within_positions
+from farspan.measuring.operations import flops_of
 from farspan.methods import Method
 from farspan.reader import logits_at_once
 from farspan.record import UNFINISHED, Row
@@ -111,7 +112,7 @@ def plan_examples(
         chunk = reader.chunk = chunk or chunk_of(reader, batch)
         parts = reader.bytes_needed(num_rows, longest)
         work = [w for some in by_example for w in reader.forwards(some, head)]
-        flops = sum(w.num_rows * reader.flops(w.num_before, w.num_tokens, w.num_scored) for w in work)
+        flops = sum(map(flops_of(reader), work))
         if fallback := reader.fallback:
             chunk = max(w.num_tokens for w in work)  # one forward
         steps = [step for w in work for step in _chunks(w, chunk)]

@@ -114,7 +114,7 @@ class Grid:
         """Bind the tasks to one model.
 
         Raises:
-            ValueError: a text that cannot be read, or tasks whose rows cannot be told apart.
+            ValueError: a text that cannot be read, or tasks whose rows cannot be distinguished.
         """
         setups = [self._setup(one, lm, watch) for one in self.tasks]
         for a, b in combinations(setups, 2):

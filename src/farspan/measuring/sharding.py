@@ -158,7 +158,7 @@ class Sharding:
         return [how for how in methods if (lm.name, str(how), one.what) in self._units]
 
     def mine(self, model: str, method: str, task: str) -> Mine:
-        """Return a function that tells which repeats and lengths of a cell, one of its own, this shard measures."""
+        """Return a function that returns whether this shard measures a repeat at a length of a cell of its own."""
         units = self._units[model, method, task]
         lengths = self.contents[units[0].cell].cell.lengths
         parts = [(range(*unit.repeats), set(lengths[slice(*unit.lengths)])) for unit in units]

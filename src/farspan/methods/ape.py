@@ -141,7 +141,7 @@ class ApeReader(DenseReader):
         memory.scope = self.attention
         if head is not None:
             memory.read(head)
-        memory.read_passages([piece for passage in passages for piece in pieces(passage, self.how.piece)])
+        memory.read_passages(pieces(passages, self.how.piece))
         return memory
 
     def forwards(self, work: Iterable[Work], head: int) -> Iterator[Work]:

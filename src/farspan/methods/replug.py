@@ -113,12 +113,8 @@ class MixtureReader(OuterReader):
                 yield from (Work(one.num_rows, 0, size, 0) for size in sizes)
 
     def check_answers(self, passages: Sequence[Ids]) -> None:
-        if self.how.weights != "uniform" and not self.how.tail and (count := len(self._cut(passages))) > 1:
+        if self.how.weights != "uniform" and not self.how.tail and (count := len(pieces(passages, self.how.piece))) > 1:
             raise ValueError(_nothing_follows(self.how, count))
-
-    def _cut(self, passages: Sequence[Ids]) -> list[Ids]:
-        """Return what each pass reads of these passages."""
-        return [piece for passage in passages for piece in pieces(passage, self.how.piece)]
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """Read each passage (or piece) in a pass of its own, `head` first in each.
@@ -134,7 +130,7 @@ class MixtureReader(OuterReader):
             whole = parts.pop()
             cut = max(0, whole.shape[1] - self.how.tail)
             parts, tail = [*parts, whole[:, :cut]], whole[:, cut:]
-        parts = self._cut(parts)
+        parts = pieces(parts, self.how.piece)
         passes = [self.inner.read(part, head=head) for part in parts] or [self.inner.read(head=head)]
         memory = MixtureMemory(self, passes, parts, weights)
         if tail is not None:
@@ -261,6 +257,6 @@ def piece_sizes(num_tokens: int, size: int | None) -> list[int]:
     return [rest] * (rest > 0) + [size] * whole
 
 
-def pieces(ids: Ids, size: int | None) -> list[Ids]:
-    """Return the pieces of ids [batch, time], as `piece_sizes`; none of no tokens."""
-    return list(ids.split(piece_sizes(ids.shape[1], size), dim=1))
+def pieces(passages: Iterable[Ids], size: int | None) -> list[Ids]:
+    """Return the pieces of passages [batch, time], as `piece_sizes`; none of a passage without tokens."""
+    return [piece for ids in passages for piece in ids.split(piece_sizes(ids.shape[1], size), dim=1)]

@@ -21,7 +21,8 @@ from farspan.record.rows import (
     read_rows,
     refuse_file,
 )
-from farspan.record.run import LARGEST, Run, continued, default_folder, flat, refuse_changed_files, refuse_differences
+from farspan.record.run import Run, default_folder
+from farspan.record.settings import LARGEST, continued, flat, refuse_changed_files, refuse_differences
 from farspan.schema.row import Row
 
 __all__ = [

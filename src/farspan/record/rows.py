@@ -105,9 +105,11 @@ def read_examples(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each measurement: one that ran out of memory may have been repeated with more. A row that
-    stands for all examples is left out if its model, method, task and length were measured after it; where time did
-    not suffice for any length, if another length was."""
+    """Return the last row of each measurement: one that ran out of memory may have been repeated with more.
+
+    The one row of all examples of a length is left out if its model, method, task and length were measured after it;
+    where time did not suffice for any length, if another length was.
+    """
     found: dict[tuple[Any, ...], Row] = {}
     of_all: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by model, method, task and length, the key of such a row
     for row in rows:

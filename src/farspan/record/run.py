@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -27,12 +27,12 @@ from farspan.record.rows import (
     writers_files,
     written_by,
 )
+from farspan.record.settings import as_read, continued, refuse_differences
 from farspan.schema import FORM
 from farspan.schema.row import Row
 
 NOISE = 0.25  # nats, mean over tokens; SmolLM2 in bf16 with another attention kernel differs by 0.09
 HEADER_LOCK = "run.lock"
-LARGEST = "largest_trained_length"  # setting: of models with different ones, in tokens
 HEADER_WAIT = 600.0  # seconds: a thousand shards that start together write run.json one after another
 
 
@@ -101,7 +101,7 @@ class Run:
             every = {other: read_file(other)[0] for other in others} | {path: rows}
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
             with _header_locked(folder):
-                header = _begun(folder, _plain(settings), shard, [row for part in every.values() for row in part])
+                header = _begun(folder, as_read(settings), shard, [row for part in every.values() for row in part])
                 file.truncate(end)
                 header["sessions"].append(session if shard is None else session | {"shard": list(shard)})
                 write(folder / "run.json", json.dumps(header, indent=2) + "\n")
@@ -146,7 +146,7 @@ class Run:
         Raises:
             ValueError: another model of that name, or a text that has changed.
         """
-        identity = _plain(identity)
+        identity = as_read(identity)
 
         def add(header: dict[str, Any]) -> None:
             before = header["models"].setdefault(identity["name"], identity)
@@ -321,57 +321,6 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Se
     return before | {"settings": now}
 
 
-def continued(
-    folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], rows: Sequence[Row], *, divided: bool
-) -> dict[str, Any]:
-    """Return the settings of a run that is continued: the methods are those of now, then earlier ones that have rows.
-
-    Args:
-        divided: among shards, which must all name the same methods, since these decide which shard measures what.
-
-    Raises:
-        ValueError: other settings, other methods of a divided run, or a file of a method with rows has changed.
-    """
-    refuse_differences(folder, "run", _by_name(before), _by_name(now))
-    if before.get(LARGEST) != now.get(LARGEST):
-        raise ValueError(
-            f"{folder}: --lengths auto chooses texts by the trained lengths of all models of a run, and the models "
-            "named now have others than those before. Name the same models, or measure all into another folder (--out)"
-        )
-    if "methods" not in before or "methods" not in now:
-        return dict(before)
-    measured = {row.method for row in rows if row.status != "refused"}
-    files = {name: hashes for name, hashes in before.get("files", {}).items() if name in measured}
-    refuse_changed_files(folder, {name: files[name] for name in files.keys() & {*now["methods"]}}, now.get("files", {}))
-    if divided and now["methods"] != before["methods"]:
-        raise ValueError(
-            f"{folder}: with --shard and --ray the methods must be those of the run, in its order. Got "
-            f"{', '.join(now['methods'])}; expected {', '.join(before['methods'])}. Repeat these, or continue the run "
-            "in one process"
-        )
-    methods = [*now["methods"], *(name for name in before["methods"] if name in measured - {*now["methods"]})]
-    files |= now.get("files", {})
-    return {**before, "methods": methods} | ({"files": files} if files else {})
-
-
-def refuse_changed_files(
-    folder: Path, before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
-) -> None:
-    """Raise ValueError if a method of a run read a file whose hash is another now.
-
-    Args:
-        before, now: by method, the hash of each file.
-    """
-    for name, hashes in before.items():
-        for file, old in hashes.items():
-            if (new := now.get(name, {}).get(file)) != old:
-                raise ValueError(
-                    f"{folder}: {file} has changed since this run measured {name}: its hash was {old}, "
-                    f"{f'now {new}' if new else 'now there is no such file'}. Restore the file, or measure again into "
-                    "another folder (--out)"
-                )
-
-
 def _only_begun(folder: Path) -> bool:
     """Return whether a folder holds only the files of a run that ended before its run.json was written."""
     remove_leftovers(folder)
@@ -401,40 +350,3 @@ def _alike(before: Sequence[float | None] | None, now: Sequence[float | None] | 
     pairs = zip(before or (), now or (), strict=False)
     apart = [abs(a - b) for a, b in pairs if a is not None and b is not None]
     return not apart or sum(apart) / len(apart) < NOISE
-
-
-def _plain(value: Any) -> Any:
-    """Return the value after a round trip through JSON, for comparison with values read from a file."""
-    return json.loads(json.dumps(value))
-
-
-def refuse_differences(
-    folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = ()
-) -> None:
-    """Raise ValueError, with both values, if two nested settings differ in a key that must not change."""
-    old, new = dict(flat(before)), dict(flat(_plain(now)))
-    found = [
-        f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name not in may_change
-    ]
-    if found:
-        raise ValueError(
-            f"{folder} holds another {what}, made with other settings: {'; '.join(found)}. "
-            f"Repeat that {what}'s settings to continue it, or choose another folder (--out)"
-        )
-
-
-def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a run keeps, with its tasks as written: their spelling identifies them."""
-    kept = {name: value for name, value in settings.items() if name not in ("methods", "files", LARGEST)}
-    return kept | ({"tasks": ", ".join(kept["tasks"])} if isinstance(kept.get("tasks"), dict) else {})
-
-
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the single values of nested settings, each with its keys, joined by dots."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from flat(item, f"{name}.{key}" if name else key)
-    else:
-        yield name, value

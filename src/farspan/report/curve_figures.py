@@ -61,8 +61,8 @@ def _measured(one: CurveMember, depth: float = 0.0) -> list[Point]:
 def _halves(
     index: int, prefix: str, legend: str, x: str, points: Sequence[Point], texts: Sequence[Sequence[str]]
 ) -> Iterator[Line]:
-    """Yield the lines of copy and control over `x`, the name of a number of their points. With a prefix, which tells
-    curves apart, a legend names only the first of them."""
+    """Yield the lines of copy and control over `x`, the name of a number of their points. With a prefix, which
+    names the curve, a legend has only the first of the two."""
     for half, style in (("copy", "solid"), ("control", "dashed")) if points else ():
         look: dict[str, Any] = {"kind": half, "style": style}
         if prefix:

@@ -205,8 +205,8 @@ class CurveReport(TaskReport):
 
     def csv_tables(self) -> dict[str, CsvTable]:
         """Return curves.csv, a line per run, model, method, protocol and texts, length and depth, and
-        memory_lengths.csv, a line per curve and memory length, in tokens of context unless the column says
-        characters."""
+        memory_lengths.csv, a line per curve and memory length, in tokens of context except in the column
+        `characters`."""
         points = [
             whose(one) | point
             for one in self.members

@@ -159,6 +159,11 @@ def quality_of(cell: Cell) -> str:
     return f"{value} {bounds(cell.low, cell.high, written_as(cell))}".strip()
 
 
+def details_of(cell: Cell) -> list[str]:
+    """Write the means of a cell's further scores, each with its name."""
+    return [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
+
+
 def numbers(name: str, values: np.ndarray, *, share: bool = False) -> dict[str, float | None]:
     """Return mean and 95 % interval of some repeats as `name`, `name`_low and `name`_high, rounded to six digits after
     the point; None where there is none.

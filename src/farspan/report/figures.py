@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of
-from farspan.report.export import counted, quality_of, with_interval
+from farspan.report.export import counted, details_of, quality_of, with_interval
 from farspan.report.figure import Failed, Figure, Heat, Line, Rule, pareto_front, sample_size
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
@@ -134,7 +134,7 @@ def point(cell: Cell) -> list[str]:
         ends = [None if end is None else float(np.log(end)) for end in (cell.low, cell.high)]
         lines.append(f"nats per token {with_interval(float(np.log(cell.value)), ends[0], ends[1])}")
     lines.append(f"{cell.quality} {quality_of(cell)}")
-    lines += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
+    lines += details_of(cell)
     if cell.difference is not None:
         ends = [cell.difference_low, cell.difference_high]
         lines.append(f"difference {with_interval(cell.difference, ends[0], ends[1], sign='+')} {cell.verdict}".rstrip())

@@ -1,11 +1,9 @@
 """Runs read from disk, and their rows grouped by task: the input of every table and figure."""
 
-import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress, product
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -377,73 +375,3 @@ def _endings(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def same_weights(sources: Iterable[Source]) -> list[str]:
-    """Return a line for each set of models that have the same weights. Servers do not report theirs."""
-    found: dict[str, dict[str, None]] = {}
-    for name, about in (item for source in sources for item in source.header["models"].items()):
-        if about.get("fingerprint") and about.get("architecture"):
-            found.setdefault(about["fingerprint"], {})[name] = None
-    return [
-        f"{', '.join(names)} have the same weights (fingerprint {mark}): under the same method they can differ only by "
-        "their configs and by how they were read"
-        for mark, names in found.items()
-        if len(names) > 1
-    ]
-
-
-def unfinished(source: Source) -> str:
-    """Return a line that says how many of the rows that run.json plans a run lacks, and how to measure them; "" if none
-    is known to be missing."""
-    planned, missing, is_exact = _planned(source)
-    if not missing:
-        return ""
-    models = list(source.header["models"])
-    whose = models[0] if len(models) == 1 else f"{len(models)} models"
-    count = f"{missing:,} of the {planned:,} rows planned for {whose}" if is_exact else f"at least {missing:,} rows"
-    given = [list(map(str, session.get("command", []))) for session in source.header["sessions"]]
-    commands = dict.fromkeys(
-        shlex.join(["farspan", *_into(source.folder, one[1:])]) for one in given if one and _is_farspan(one[0])
-    )
-    fix = f"`{next(iter(commands))}` measures them" if len(commands) == 1 else "Repeat its command to measure them"
-    return f"the run {source.name} is not finished: it lacks {count}. {fix}; all numbers are of the others"
-
-
-def _into(folder: Path, words: list[str]) -> list[str]:
-    """Return the words of a command with this folder as --out, which can have been moved since."""
-    if "--out" not in words[:-1]:
-        return words if folder.parent.name == "runs" else [*words, "--out", str(folder)]
-    place = words.index("--out") + 1
-    is_here = Path(words[place]).resolve() == folder.resolve()
-    return words if is_here else [*words[:place], str(folder), *words[place + 1 :]]
-
-
-def _is_farspan(program: str) -> bool:
-    return Path(program).stem == "farspan" or Path(program).parts[-2:] == ("farspan", "__main__.py")
-
-
-def _planned(source: Source) -> tuple[int, int, bool]:
-    """Return how many rows the models in run.json have according to its settings, how many of these are missing, and
-    whether both are exact. They are lower limits where the lengths, repeats or depths are not known, and 0 where
-    the run chose its lengths while it measured, and of a search, which measures some tasks at some lengths."""
-    settings, models = source.header["settings"], source.header["models"]
-    given, repeats = settings.get("lengths"), settings.get("repeats")
-    if given == "auto" or "search" in settings or "methods" not in settings:
-        return 0, 0, False
-    found = rows_of(source.header, source.rows)
-    planned, missing, is_exact = 0, 0, bool(given and repeats)
-    for spec in settings["tasks"]:
-        rows = [row for (task, *_), some in found.items() if task == spec for row in some]
-        is_exact = is_exact and bool(rows)
-        lengths = set(given or (row.length for row in rows))
-        known = repeats or len({row.repeat for row in rows})
-        depths = len({row.depth for row in rows if row.status != "refused"}) or 1
-        begun = [name for name in models if spec in models[name].get("tasks", {})]
-        for model, method in product(begun, settings["methods"]):
-            mine = found.get((spec, model, method), [])
-            refused = {row.length for row in mine if row.status == "refused"}
-            counts = Counter(row.length for row in mine)
-            planned += known * depths * len(lengths - refused)
-            missing += sum(max(0, known * depths - counts[length]) for length in lengths - refused)
-    return planned, missing, is_exact

@@ -9,12 +9,13 @@ import numpy as np
 from farspan.record import flat
 from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
 from farspan.report.example import ShownExample, examples
-from farspan.report.export import bounds, counted, p_value, written_as
+from farspan.report.export import bounds, counted, details_of, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, place
-from farspan.report.runs import Group, Source, same_weights, short_names, unfinished
-from farspan.report.tables import WINS, cost_tables, direction, marked, uneven_costs, wins
+from farspan.report.notices import notices
+from farspan.report.runs import Group, Source, short_names
+from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
@@ -47,7 +48,7 @@ def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence
         known += one["costs"]
     return page | {
         "title": _title([_name(group, part_of[id(group)]) for group in groups], sources),
-        "notes": [*filter(None, map(unfinished, sources)), *same_weights(sources), *uneven_costs(sources)],
+        "notes": notices(sources),
         "groups": sections,
         "examples": _examples(sources),
         "failures": failures(sources),
@@ -159,8 +160,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
     if cell.value is None:
         return {"value": cell.failed or "–", "interval": "", "why": cell.reason, "more": []}
     more = [f"{np.log(cell.value):.3f} nats"] if cell.exp else []
-    more += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
-    more += [f"{count} {status}" for status, count in cell.statuses.items()]
+    more += [*details_of(cell), *(f"{count} {status}" for status, count in cell.statuses.items())]
     interval = bounds(cell.low, cell.high, written_as(cell))
     return {"value": marked(cell), "interval": interval, "why": counted(cell.n, "example"), "more": more}
 

@@ -17,11 +17,10 @@ from farspan.report.export import (
     written_as,
 )
 from farspan.report.figure import sample_size
-from farspan.report.runs import Source, cost_rows, short_names
+from farspan.report.runs import short_names
 from farspan.stats import LEAST_PAIRS, LEVEL
 from farspan.terminal import Terminal
 
-MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
 COSTS = ("tokens", "tok/s in", "tok/s out", "weights + context + activations")
 SERVER_COSTS = ("tokens", "requests", "prompt tokens", "from the cache")
 COST_TITLES = {  # by the costs in the table
@@ -209,26 +208,6 @@ def marked(cell: Cell) -> str:
     if cell.value is None:
         return cell.failed or "-"
     return f"{written_as(cell)(cell.value)} {MARKS[cell.verdict]}".strip()
-
-
-def uneven_costs(sources: Sequence[Source]) -> list[str]:
-    """Return a line if the costs of runs were measured on machines that differ."""
-    different = machines_apart([source for source in sources if cost_rows(source)])
-    if not different:
-        return []
-    return [f"costs were measured in sessions that differ in {', '.join(different)}: times of different lines may too"]
-
-
-def machines_apart(sources: Sequence[Source]) -> list[str]:
-    """Return in what the machines of the runs' sessions differ, such as `threads (1 and 2)`. Rows do not say in which
-    session they were measured."""
-    return apart([session for source in sources for session in source.header["sessions"]], MACHINE)
-
-
-def apart(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Return the names whose values differ among entries, each with its values."""
-    values = {name: dict.fromkeys(str(one.get(name)) for one in entries) for name in names}
-    return [f"{name} ({' and '.join(found)})" for name, found in values.items() if len(found) > 1]
 
 
 def _rate(value: float | None) -> str:

@@ -12,9 +12,10 @@ from farspan.report.export import CsvTable, quality_table
 from farspan.report.figure import Figure, Heat
 from farspan.report.figures import PRICES, cost_figure, group_figure
 from farspan.report.kinds import MEMBERS, reports
+from farspan.report.notices import notices
 from farspan.report.picture import draw_grid
-from farspan.report.runs import Source, grouped, same_weights, unfinished
-from farspan.report.tables import print_comparison, print_costs, uneven_costs, write_comparison
+from farspan.report.runs import Source, grouped
+from farspan.report.tables import print_comparison, print_costs, write_comparison
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
@@ -80,9 +81,7 @@ class Results:
             console.print_line(f"picture: {path}")
 
     def print_tables(self, console: Terminal) -> None:
-        # a run that was opened, not measured, can be unfinished
-        source = self.source
-        for line in filter(None, (unfinished(source), *same_weights([source]), *uneven_costs([source]))):
+        for line in notices([self.source]):
             console.print_line(line, style="yellow")
         if self.source.is_comparison:
             print_comparison(self._every_cell, console)

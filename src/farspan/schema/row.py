@@ -63,12 +63,12 @@ class Row:
 
     @property
     def of_all(self) -> bool:
-        """Whether it stands for all examples at its length, none of which could be read."""
+        """Whether it is the one row of all examples at its length, none of which could be read."""
         return self.example == no_example(self.task)
 
 
 def no_example(task: str) -> str:
-    """Return what a row that stands for all examples of a task has in place of the hash of one."""
+    """Return what the one row of all examples of a task has in place of the hash of an example."""
     return f"{task} refused"
 
 

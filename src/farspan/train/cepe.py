@@ -36,18 +36,20 @@ from farspan.loading import load_config
 from farspan.loading.places import folder_of
 from farspan.methods.cepe import Cepe
 from farspan.record import environment
-from farspan.report.cepe_training import draw, model_card
+from farspan.report.training import draw_cepe_losses
 from farspan.text.retrieval import open_index
 from farspan.train import engines
 from farspan.train.batches import read_corpus
+from farspan.train.cards import cepe_card
 from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import last_hidden, mean_nats
 from farspan.train.progress import TrainingWatch
+from farspan.train.settings import RunSettings
 from farspan.train.trained import Count
-from farspan.train.trainer import RunSettings, load_finite, read_log, record_settings, run, training, write_up
+from farspan.train.trainer import load_finite, read_log, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measures_training_text, measuring
 
 RANDOM_STD = 0.02  # of the weights under model.initial = "random"
@@ -323,7 +325,8 @@ def fit(
     )
     summary["measured_on_training_text"] = of_training
     summary |= {"trained": count.trained, "stage": settings.stage, "from": lm.identity} | environment()
-    return write_up(settings, summary, lm.tokenizer, model_card, partial(draw, window=data.decoder))
+    draw = partial(draw_cepe_losses, window=data.decoder)
+    return write_up(settings, summary, lm.tokenizer, cepe_card, draw)
 
 
 def shard(model: Any) -> None:

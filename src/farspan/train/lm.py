@@ -19,12 +19,14 @@ from farspan.text.corpora import Corpus
 from farspan.text.documents import read_texts
 from farspan.train import engines
 from farspan.train.batches import PackedRows, read_corpus, read_held_out, train_tokenizer
+from farspan.train.cards import recurrence_card
 from farspan.train.config import Settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
-from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
+from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, reading, refuse_unfit
+from farspan.train.settings import PretrainingSettings
 from farspan.train.trained import Count
-from farspan.train.trainer import PretrainingSettings, load_finite, record_settings, run, training, write_up
+from farspan.train.trainer import load_finite, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measures_training_text, measuring
 
 
@@ -145,7 +147,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
         return write_up(settings, summary, tokenizer)
     summary["reading"] = reading(memory, trainer.window)
     watch.notice(f"to read it as it was trained: --method {summary['reading']}")
-    return write_up(settings, summary, tokenizer, model_card)
+    return write_up(settings, summary, tokenizer, recurrence_card)
 
 
 def watching(settings: LmSettings, tokenizer: Any, trained: int) -> list[MeasuringCallback]:

@@ -34,10 +34,9 @@ from farspan.train.config import Settings
 from farspan.train.lm import DataSettings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
+from farspan.train.settings import PretrainingSettings, TrainingSettings
 from farspan.train.trained import Count
 from farspan.train.trainer import (
-    PretrainingSettings,
-    TrainingSettings,
     record_settings,
     run,
     save_whole,

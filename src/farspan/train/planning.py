@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from transformers import TrainerCallback
 
@@ -12,9 +12,7 @@ from farspan.hf.device import peak_bytes, wait
 from farspan.report.export import counted, duration, memory_size
 from farspan.train import engines
 from farspan.train.progress import OnlyPlanned, TrainingWatch
-
-if TYPE_CHECKING:
-    from farspan.train.trainer import RunSettings
+from farspan.train.settings import RunSettings
 
 STEPS = 3  # that run; the first is not timed, as it also prepares kernels and the optimizer's states
 
@@ -40,7 +38,7 @@ class StepTimes(TrainerCallback):
 
 
 def steps_in_words(
-    how: "RunSettings", read: dict[str, int], row: int | None, checkpoint: Path | None, *, finished: bool
+    how: RunSettings, read: dict[str, int], row: int | None, checkpoint: Path | None, *, finished: bool
 ) -> str:
     """Return the steps of a training as text, with their tokens if all rows have `row`, and where it continues."""
     line = f"{how.steps:,} steps of {counted(how.rows_per_step, 'row')}"

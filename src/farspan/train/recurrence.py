@@ -15,7 +15,6 @@ paper does not use, and transformers' Llama has no such norm.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import View
 from farspan.train.config import Settings
-from farspan.train.trainer import RunSettings
+from farspan.train.settings import RunSettings
 
 Carried = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [batch, heads, tokens, dim]
 
@@ -172,26 +171,3 @@ class Recurrence:
 
     def load_state_dict(self, state: dict[str, Carried]) -> None:
         self.carried = state
-
-
-CARD = """# {name}
-
-A Llama of {parameters:,} parameters, trained by `farspan train lm` with segment-level recurrence (Transformer-XL): rows
-of {segment:,} tokens, and a memory of {memory:,} tokens before each. Read it as it was trained:
-
-    farspan curve FOLDER --method {reading}
-
-Without the method it reads with full attention, which is the same for texts of up to {segment:,} tokens.
-"""
-
-
-def model_card(summary: Mapping[str, Any], log: Any) -> str:
-    """Return the README.md of a model trained with recurrence, from the content of its training.json."""
-    settings = summary["settings"]
-    return CARD.format(
-        name=Path(settings["out"]).name,
-        parameters=summary["parameters"],
-        segment=settings["trainer"]["window"],
-        memory=settings["recurrence"]["memory"],
-        reading=summary["reading"],
-    )

@@ -27,10 +27,11 @@ from farspan.methods import method
 from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk, truncated
 from farspan.record import environment
-from farspan.report.training import draw_losses, model_card
+from farspan.report.training import draw_smt_losses
 from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import read_corpus
+from farspan.train.cards import smt_card
 from farspan.train.config import BEGUN, Settings
 from farspan.train.draws import MEMORIES, Recurrences, draw_named
 from farspan.train.mining import Pairs, kept, mined
@@ -39,9 +40,10 @@ from farspan.train.optimizer import OptimizerSettings
 from farspan.train.preflight import preflight, usable
 from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.schedule import LengthSettings, Schedule, schedule
+from farspan.train.settings import RunSettings
 from farspan.train.temperature import PARAMETER, learns_scales, save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, load_finite, record_settings, run, save_whole, training, write_up
+from farspan.train.trainer import load_finite, record_settings, run, save_whole, training, write_up
 from farspan.train.watching import WatchedSettings, measures_training_text, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
@@ -169,7 +171,8 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
     summary["measured_on_training_text"] = of_training
     lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
-    return write_up(settings, summary | environment(), lm.tokenizer, model_card, partial(draw_losses, window=rows.row))
+    draw = partial(draw_smt_losses, window=rows.row)
+    return write_up(settings, summary | environment(), lm.tokenizer, smt_card, draw)
 
 
 def planned_lengths(rows: SparseRows) -> Iterator[str]:
@@ -254,9 +257,14 @@ RECURRENCES = "recurrences.json"  # in the folder of a training
 
 def lengths_of(lm: LM, settings: SmtSettings) -> Schedule:
     """Return the length of the documents at each step."""
-    window = settings.model.window or lm.trained_length
-    assert window is not None
-    return schedule(settings.lengths, window, settings.trainer.steps, settings.trainer.seed)
+    return schedule(settings.lengths, row_of(lm, settings), settings.trainer.steps, settings.trainer.seed)
+
+
+def row_of(lm: LM, settings: SmtSettings) -> int:
+    """Return the tokens of a row, by default the trained length."""
+    row = settings.model.window or lm.trained_length
+    assert row is not None
+    return row
 
 
 def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Notice = lambda line: None) -> SparseRows:
@@ -266,15 +274,14 @@ def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Noti
         out: the folder of the training, in which the mentions of the draw `recurrences` are stored; None: nowhere.
         notice: called with lines about the reading of the text.
     """
-    trainer, window = settings.trainer, settings.model.window or lm.trained_length
-    assert window is not None
+    trainer, row = settings.trainer, row_of(lm, settings)
     chosen, separator = draw_named(settings.smt.draw), lm.separator.ids if settings.data.separator else ()
 
     def mine(corpus: Corpus) -> Pairs:
         assert isinstance(chosen, Recurrences)
         longest = lm.trained_length if settings.model.rope is None else settings.lengths.target
         assert longest is not None
-        how = {"row": window, "longest": longest, "head": len(separator), "seed": trainer.seed}
+        how = {"row": row, "longest": longest, "head": len(separator), "seed": trainer.seed}
         found = partial(mined, lm, corpus, chosen, **how)
         if out is None:
             return found()
@@ -285,8 +292,8 @@ def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Noti
         read_corpus(settings.data.text, lm.tokenizer, notice),
         chosen,
         lengths_of(lm, settings),
-        row=window,
-        targets=settings.smt.targets or window // 2,
+        row=row,
+        targets=settings.smt.targets or row // 2,
         batch=trainer.rows_per_step,
         separator=separator,
         seed=trainer.seed,
@@ -299,15 +306,13 @@ def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Noti
 
 def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
     """Choose the trained parameters, and check the model as it will be trained."""
-    row = settings.model.window or lm.trained_length
-    assert row is not None
     usable(lm.model, settings.lengths.target)  # first, as it names the reason where queries and keys are not found
     model, count = choose(lm.model, settings.trained)
     if settings.model.temperature == "learned" and not learns_scales(model):
         raise ValueError(
             f'model.temperature = "learned" trains exponents that trained.patterns leaves out: add "*{PARAMETER}" to it'
         )
-    preflight(model, lm.model, row, settings.lengths.target)
+    preflight(model, lm.model, row_of(lm, settings), settings.lengths.target)
     return model, count
 
 
@@ -319,7 +324,7 @@ def watching(lm: LM, settings: SmtSettings) -> list[MeasuringCallback]:
     """
     target, trained = settings.lengths.target, lm.trained_length
     assert trained is not None
-    row = settings.model.window or trained
+    row = row_of(lm, settings)
     doubled = [row // 2 << i for i in range(target.bit_length()) if row // 2 << i < target]
     return measuring(settings, Full(), trained_length=trained, lengths=(*doubled, target), longest=target)
 

@@ -12,7 +12,7 @@ from farspan.text.corpora import Corpus, load
 from farspan.train.config import Settings
 from farspan.train.engines import is_first_process
 from farspan.train.progress import Notice
-from farspan.train.trainer import TrainingSettings
+from farspan.train.settings import TrainingSettings
 
 CURVE_EXTRA = 16  # tokens of a curve's context in addition to text and copy; approximate
 

@@ -369,7 +369,7 @@ def _first(answer: Any, key: str) -> dict[str, Any]:
 
 
 def _counted(client: Client, answer: Any, sent: int) -> int | None:
-    """Count the tokens of an answered prompt; return how many of them came from the server's cache, if it says so."""
+    """Count the tokens of an answered prompt; return how many came from the server's cache, if it reports it."""
     cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
     client.count(sent, cached)
     return cached

@@ -13,7 +13,8 @@ from farspan.report.exports.every_eval_ever import write_every_eval_ever
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import UNMEASURED
 from farspan.report.exports.rows import write_rows_csv, write_rows_parquet
-from farspan.report.runs import Source, grouped, read_run, unfinished
+from farspan.report.notices import unfinished
+from farspan.report.runs import Source, grouped, read_run
 from farspan.specs import check_known
 
 Notice = Callable[[str], None]
