@@ -20,8 +20,9 @@ from farspan.loading.places import folder_of
 from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
 from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
-from farspan.report.runs import Source, read_run, same_weights, unfinished
+from farspan.report.runs import Source, read_run, unfinished
 from farspan.report.tables import uneven_costs
+from farspan.report.weights import same_weights
 from farspan.stats import Difference, tost
 from farspan.terminal import Terminal
 

@@ -26,8 +26,9 @@ from farspan.report.cells import UNCORRECTED, by_example, in_nats, independent
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import number, three_digits
 from farspan.report.kinds import MEMBERS
-from farspan.report.runs import Group, Member, Source, cost_rows, grouped, same_weights
+from farspan.report.runs import Group, Member, Source, cost_rows, grouped
 from farspan.report.tables import apart, machines_apart
+from farspan.report.weights import same_weights
 from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,

@@ -379,20 +379,6 @@ def _endings(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def same_weights(sources: Iterable[Source]) -> list[str]:
-    """Return a line for each set of models that have the same weights. Servers do not report theirs."""
-    found: dict[str, dict[str, None]] = {}
-    for name, about in (item for source in sources for item in source.header["models"].items()):
-        if about.get("fingerprint") and about.get("architecture"):
-            found.setdefault(about["fingerprint"], {})[name] = None
-    return [
-        f"{', '.join(names)} have the same weights (fingerprint {mark}): under the same method they can differ only by "
-        "their configs and by how they were read"
-        for mark, names in found.items()
-        if len(names) > 1
-    ]
-
-
 def unfinished(source: Source) -> str:
     """Return a line that says how many of the rows that run.json plans a run lacks, and how to measure them; "" if none
     is known to be missing."""

@@ -13,9 +13,10 @@ from farspan.report.export import bounds, counted, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, place
-from farspan.report.runs import Group, Source, same_weights, short_names, unfinished
+from farspan.report.runs import Group, Source, short_names, unfinished
 from farspan.report.tables import WINS, cost_tables, direction, marked, uneven_costs, wins
 from farspan.report.task_report import TaskReport
+from farspan.report.weights import same_weights
 from farspan.stats import LEVEL
 
 FOLD = 600  # tokens, at most, of an example shown open
@@ -224,8 +225,9 @@ def _provenance(source: Source) -> dict[str, Any]:
         }
         for session in header["sessions"]
     ]
+    long = "tasks", "config"
     models = {
-        name: {key: value for key, value in of.items() if key != "tasks"} for name, of in header["models"].items()
+        name: {key: value for key, value in of.items() if key not in long} for name, of in header["models"].items()
     }
     settings = {name: value for name, value in header["settings"].items() if name != "tasks"}
     return {

@@ -13,9 +13,10 @@ from farspan.report.figure import Figure, Heat
 from farspan.report.figures import PRICES, cost_figure, group_figure
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.picture import draw_grid
-from farspan.report.runs import Source, grouped, same_weights, unfinished
+from farspan.report.runs import Source, grouped, unfinished
 from farspan.report.tables import print_comparison, print_costs, uneven_costs, write_comparison
 from farspan.report.task_report import TaskReport
+from farspan.report.weights import same_weights
 from farspan.terminal import Terminal
 
 
