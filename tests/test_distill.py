@@ -140,6 +140,7 @@ class Last:
 
     def __init__(self, vocabulary: int) -> None:
         self.model, self.top, self.identity = torch.nn.Sequential(), 2, {"top": 2}
+        self.config: dict[str, float] = {}
         self.model.get_input_embeddings = lambda: torch.nn.Embedding(vocabulary, 1)  # type: ignore[assignment]
 
     def of(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -155,6 +156,17 @@ def test_tokens_of_a_large_vocabulary_are_kept(vocabulary: int, tmp_path: Path) 
     taught = distill.store(Last(vocabulary), rows, tmp_path, TrainingWatch())  # type: ignore[arg-type]
     assert taught[2]["teacher_index"].unique().tolist() == [vocabulary - 2, vocabulary - 1]
     assert taught._stored[0].itemsize == (2 if vocabulary == 1 << 16 else 4)
+
+
+def test_stored_distributions_of_a_teacher_with_another_config_are_refused(tmp_path: Path) -> None:
+    settings = DocumentSettings(text="", mixture={"cat": 1.0}, decoder=6, chunks=1, chunk=4)
+    rows, teacher = DocumentRows(numbered(40), settings, samples=3, separator=(0,), seed=0), Last(300)
+    for config in ({"rms_norm_eps": 1e-6}, {"rms_norm_eps": 1e-6, "of_a_new_version": 1}):
+        teacher.config = config
+        distill.store(teacher, rows, tmp_path, TrainingWatch())  # type: ignore[arg-type]
+    teacher.config = {"rms_norm_eps": 0.5}
+    with pytest.raises(ValueError, match=r"whose config has changed since: rms_norm_eps was 1e-06, now 0\.5"):
+        distill.store(teacher, rows, tmp_path, TrainingWatch())  # type: ignore[arg-type]
 
 
 def test_a_remainder_of_nothing_is_finite_with_finite_gradients() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -435,6 +436,30 @@ def test_the_requests_have_the_log_likelihoods_of_the_rows(half: str, length: in
     assert len(nats) == 3
     assert sum(nats) / 3 == pytest.approx(recorded(curve, half, length, "_nats"), rel=0.02)
     assert sum(right) / len(right) == pytest.approx(recorded(curve, half, length, ""), abs=0.25)
+
+
+@pytest.mark.parametrize("half", ["copy", "control"])
+@pytest.mark.parametrize("length", [32, 64])
+def test_a_single_token_is_scored_as_one(half: str, length: int, tasks: Path) -> None:
+    """The harness moves white space at the end of a context to the target."""
+    code = runpy.run_path(str(tasks / "farspan_curve.py"))
+    tokenizer = library.load("demo", weights=False).tokenizer
+    documents = [one for one in code["dataset"](half=half, length=length)["test"] if not one["tokens"]]
+    assert len(documents) == 3 * 8
+    assert len({one["context"] for one in documents}) == 3 * 8
+    for one in documents:
+        assert one["context"] == one["context"].rstrip()
+        before, whole = (len(tokenizer(text)["input_ids"]) for text in (one["context"], one["context"] + one["target"]))
+        assert whole == before + 1
+
+
+def test_texts_that_are_not_tokenised_again_as_before_are_announced(curve: Path, tmp_path: Path) -> None:
+    lm = library.load("demo", dtype="float32", device="cpu")
+    what = MEASURED | {"text": f"shuffled:{MEASURED['text']}", "lengths": (32,), "repeats": 2}
+    library.measure([lm], ["full"], ["curve"], **what, out=tmp_path / "run")
+    done = farspan("export", tmp_path / "run", "--to", "lm-eval")
+    assert re.match(r"only \d of 4 contexts are tokenised again as the run's tokens", done.stderr)
+    assert farspan("export", curve, "--to", "lm-eval").stderr == ""
 
 
 def test_the_harness_measures_the_curve(curve: Path, tasks: Path, tmp_path: Path) -> None:

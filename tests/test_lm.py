@@ -320,7 +320,9 @@ def test_the_identity_says_what_a_record_needs(lm: LM) -> None:
         "separator": {"kind": "bos", "ids": [0]},
         "tokenizer": identity["tokenizer"],
         "fingerprint": fingerprint(lm.model),
+        "config": identity["config"],
     }
+    assert identity["config"]["rope_parameters"] == {"rope_theta": 10_000.0, "rope_type": "default"}
 
 
 def test_another_tokenizer_is_another_identity(lm: LM) -> None:

@@ -1,20 +1,27 @@
 """Passages and how they are found: against BM25 by its formula, every score by hand, and what an index refuses."""
 
+import hashlib
 import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub.constants
 import numpy as np
 import pytest
+import torch
 from test_cli import farspan, last_line, refused
-from transformers import PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from farspan.text import checksums, retrieval
 from farspan.text.retrieval import Index, bm25, build, open_index
+
+from tiny import refused as one_line
+from tiny import tiny_tokenizer
 
 TOPICS = ["river", "castle", "engine", "garden", "violin", "harbour", "copper", "planet", "winter", "saddle"]
 
@@ -148,6 +155,72 @@ def test_vectors_are_searched_by_inner_product(
     np.testing.assert_allclose(scores, np.take_along_axis(expected, numbers, 1), atol=1e-5)
     np.testing.assert_allclose(scores, -np.sort(-expected)[:, :9], atol=1e-5)
     assert index.about["encoder"] == "some/encoder"
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Callable[..., str]:
+    """Save an encoder of random weights and its tokenizer in a folder, always the same one; return it."""
+    pytest.importorskip("sentence_transformers")
+
+    def save(seed: int = 0, **changes: Any) -> str:
+        torch.manual_seed(seed)
+        sizes = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
+        model = BertModel(BertConfig(**sizes, num_attention_heads=2, **changes))
+        model.embeddings.word_embeddings.weight.data.normal_()
+        model.save_pretrained(tmp_path / "encoder")
+        tokenizer = tiny_tokenizer()
+        tokenizer.pad_token = "<s>"
+        tokenizer.save_pretrained(tmp_path / "encoder")
+        return str(tmp_path / "encoder")
+
+    return save
+
+
+@pytest.mark.parametrize("kind", ["dense", "faiss"])
+@pytest.mark.parametrize(
+    ("change", "different"),
+    [({"seed": 1}, "its hash was .*, now "), ({"layer_norm_eps": 0.5}, "layer_norm_eps was 1e-12, now 0.5")],
+)
+def test_an_index_of_an_encoder_that_has_changed_is_refused(
+    text: str, tmp_path: Path, encoder: Callable[..., str], kind: str, change: dict[str, Any], different: str
+) -> None:
+    if kind == "faiss":
+        pytest.importorskip("faiss")
+    folder = tmp_path / "index"
+    first = build(text, folder, kind=kind, words=20, encoder=encoder())
+    assert build(text, folder, kind=kind, words=20, encoder=encoder()).hash == open_index(folder).hash == first.hash
+    name = encoder(**change)
+    said = f"encoder '{name}' has changed since it made the vectors of {folder}: {different}.* delete {folder} and"
+    with one_line(said):
+        open_index(folder)
+    with one_line(said):
+        build(text, folder, kind=kind, words=20, encoder=name)
+    other = build(text, tmp_path / "other", kind=kind, words=20, encoder=name)
+    assert (other.hash != first.hash) == ("seed" in change)
+    shutil.rmtree(name)  # then it is not known, and reported when it is needed
+    with pytest.raises(ValueError, match="is neither a folder"):
+        open_index(folder).search(["river"], 1)
+
+
+def test_an_index_without_the_record_of_its_encoder_is_opened(
+    text: str, tmp_path: Path, encoder: Callable[..., str]
+) -> None:
+    """Its hash, which is in runs, is that of an older version of farspan."""
+    build(text, tmp_path / "index", kind="dense", words=20, encoder=encoder())
+    file = tmp_path / "index" / "index.json"
+    about = json.loads(file.read_text())
+    old = {name: value for name, value in about.items() if name not in ("encoder_fingerprint", "encoder_config")}
+    file.write_text(json.dumps(old))
+    checksums.seal(tmp_path / "index")
+    encoder(seed=1)
+    index = build(text, tmp_path / "index", kind="dense", words=20, encoder=str(tmp_path / "encoder"))
+    assert index.hash == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_an_encoder_is_loaded_again_when_its_files_change(encoder: Callable[..., str]) -> None:
+    first = retrieval.dense("the fox", ["a dog", "the fox"], encoder())
+    assert retrieval.dense("the fox", ["a dog", "the fox"], encoder()) == pytest.approx(first)
+    assert retrieval.dense("the fox", ["a dog", "the fox"], encoder(seed=1)) != pytest.approx(first, rel=1e-2)
 
 
 def test_more_passages_than_there_are_cannot_be_found(index: Index) -> None:

@@ -151,6 +151,11 @@ class LM:
         """The most repeats to read together; None: as many as memory allows."""
         return None
 
+    def renew(self) -> None:
+        """Record the model as it is now in its identity: it can have been trained since it was wrapped."""
+        if self.has_weights:
+            self.identity.update(_identity(self.model))
+
     def own_reader(self) -> Any:
         """Return the reader of a model that runs on a server; None: it runs in this process."""
         return None
@@ -257,18 +262,26 @@ def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = 
     identity = {
         "name": name,
         "revision": getattr(model.config, "_commit_hash", None),
+        **_identity(model),
+        "trained_length": trained_length or from_config,
+        "config_trained_length": from_config,
+        "separator": {"kind": separator.kind, "ids": list(separator.ids)},
+        "tokenizer": tokenizer_hash(tokenizer),
+    }
+    return LM(model, tokenizer, name, separator, trained_length or from_config, hf.position_limit(model), identity)
+
+
+def _identity(model: Any) -> dict[str, Any]:
+    """Return the part of a model's identity that training or an edit of its config can change."""
+    return {
         "architecture": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": getattr(model.config, "_attn_implementation", None),
         "device": str(hf.input_device(model)),
-        "trained_length": trained_length or from_config,
-        "config_trained_length": from_config,
-        "separator": {"kind": separator.kind, "ids": list(separator.ids)},
-        "tokenizer": tokenizer_hash(tokenizer),
         "fingerprint": fingerprint(model),
+        "config": hf.scoring_fields(model),
     }
-    return LM(model, tokenizer, name, separator, trained_length or from_config, hf.position_limit(model), identity)
 
 
 def trained_length_of(model: str | Path, **hub: Any) -> int | None:

@@ -40,7 +40,7 @@ def export(
         from farspan.report.exports import export as exported
 
         trackers = {name: partial(_send, name, notice=print_notice) for name in TRACKERS}
-        formats = FORMATS | {"lm-eval": _lm_eval} | trackers
+        formats = FORMATS | {"lm-eval": partial(_lm_eval, notice=print_notice)} | trackers
         written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=print_notice)
         print_written(written, as_json)
 

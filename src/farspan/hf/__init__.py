@@ -2,6 +2,7 @@
 """All access to transformers' internals: caches, attention, RoPE, the output head, masks, limits."""
 
 from farspan.hf.attention import CustomAttention, attention_names, replaced_attention
+from farspan.hf.config import scoring_fields
 from farspan.hf.decoder import decoder_of, head_at, logits, plain_hidden, watched_decoder
 from farspan.hf.device import free_bytes, has_instructions
 from farspan.hf.facts import (

@@ -120,7 +120,7 @@ def _measure_here(
         for done, model in enumerate(models):
             share = left / (len(models) - done)
             # a separate call, so that a model is freed before the next is loaded
-            left -= measure_model(loader(model), methods, what, run, part, share, watch)
+            left -= measure_model(loader.to_measure(model), methods, what, run, part, share, watch)
     if part is None:
         return Measured(folder, latest(run.rows))
     rows = latest(read_rows(folder))

@@ -36,6 +36,13 @@ class Load:
             **self.options,
         )
 
+    def to_measure(self, model: str | LM) -> LM:
+        """Return a model with its weights; the identity of one loaded already is that of its weights now."""
+        lm = self(model)
+        if lm is model:
+            lm.renew()
+        return lm
+
     def trained(self, model: str | LM) -> int | None:
         """Return the trained length of a model without loading it; None if its config has none.
 

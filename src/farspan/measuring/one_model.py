@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from farspan.lm import LM
@@ -43,16 +44,27 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
         order: names of models, in the order in which to record them.
 
     Raises:
-        ValueError: another model of that name, a text that has changed, or rows of another version of a task.
+        ValueError: another model of that name, another config or chat template of it, a text that has changed, or rows
+            of another version of a task.
     """
     if lm.how_asked:
         watch.notice(lm.how_asked)
     setups = what.setups(lm, watch)
     tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
-    run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}, order)
+    texts = about(*(text for one in setups for text in one.bound.texts))
+    run.add_model(lm.identity | texts | _chat(setups, lm) | {"tasks": tasks}, order)
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
     return setups
+
+
+def _chat(setups: Sequence[Setup], lm: LM) -> dict[str, Any]:
+    """Return the record of the chat template, if a task uses it; one that cannot be filled in is refused later."""
+    with suppress(ValueError):
+        for one in setups:
+            if (found := one.bound.chat(lm)) is not None:
+                return {"chat": found}
+    return {}
 
 
 def measure_setups(

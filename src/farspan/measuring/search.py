@@ -176,7 +176,7 @@ def search_rope(
         check_lengths(lengths)
     optional_import("cma", "search")
     loader, watch = loader or Load(), watch or Watch()
-    lm = loader(model)
+    lm = loader.to_measure(model)
     if lm.own_reader() is not None:
         raise ValueError(f"{lm.name} runs on a server, whose RoPE cannot be changed: give its folder or hub id")
     theta, own = hf.plain_rope(lm.model, name=NAME)

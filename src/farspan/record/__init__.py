@@ -8,6 +8,7 @@ runs/NAME/run.lock     held while run.json or examples.jsonl is changed
 runs/NAME/examples.jsonl   the first example of each model and task, in readable form
 """
 
+from farspan.record.configs import changed_fields
 from farspan.record.provenance import environment
 from farspan.record.rows import (
     ABSENT,
@@ -34,6 +35,7 @@ __all__ = [
     "Run",
     "Shard",
     "Tail",
+    "changed_fields",
     "continued",
     "default_folder",
     "environment",

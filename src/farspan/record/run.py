@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from farspan.files import appending, locked, remove_leftovers, write
+from farspan.record.configs import OPTIONAL, refuse_other_config
 from farspan.record.provenance import environment
 from farspan.record.rows import (
     Shard,
@@ -144,7 +145,7 @@ class Run:
             order: names of models, in the order in which to record them; the first is the baseline of a comparison.
 
         Raises:
-            ValueError: another model of that name, or a text that has changed.
+            ValueError: another model of that name, another config or chat template of it, or a text that has changed.
         """
         identity = as_read(identity)
 
@@ -163,7 +164,9 @@ class Run:
                     f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
                     f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
                 )
-            refuse_differences(self.folder, "run", before, identity, may_change=("device", "sentence_nats"))
+            known, given = (one | OPTIONAL for one in (before, identity))
+            refuse_differences(self.folder, "run", known, given, may_change=("device", "sentence_nats"))
+            refuse_other_config(self.folder, before, identity)
             places = {name: place for place, name in enumerate(order)}
             names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
             header["models"] = {name: header["models"][name] for name in names}

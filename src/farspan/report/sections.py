@@ -224,8 +224,9 @@ def _provenance(source: Source) -> dict[str, Any]:
         }
         for session in header["sessions"]
     ]
+    long = "tasks", "config"
     models = {
-        name: {key: value for key, value in of.items() if key != "tasks"} for name, of in header["models"].items()
+        name: {key: value for key, value in of.items() if key not in long} for name, of in header["models"].items()
     }
     settings = {name: value for name, value in header["settings"].items() if name != "tasks"}
     return {

@@ -185,6 +185,7 @@ class Identity(Checked):
 
     name: str  # as it was given
     trained_length: Positive | None = None  # tokens
+    config: Words = {}  # fields that change scores; empty in older runs
     texts: list[str] = []  # hashes of the texts read
     # by hash of the text
     characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}

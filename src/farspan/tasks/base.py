@@ -192,6 +192,10 @@ class Bound(ABC, Generic[P]):
         """Return the token ids that begin every context."""
         return lm.separator.ids
 
+    def chat(self, lm: LM) -> str | None:
+        """Return a hash of what the chat template puts around the prompts; None: they do not use it."""
+        return None
+
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...] | None:
         """Return the lengths for this model alone, no longer than its positions and the text allow; None: the task's
         own `lengths`."""

@@ -298,6 +298,10 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         ids = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, between + after)]
         return np.array(ids[0] or lm.separator.ids, np.int64), np.array(ids[1], np.int64)
 
+    def chat(self, lm: LM) -> str | None:
+        head, end = self._template(lm)
+        return None if self.ask == "forced" else digest("" if end is None else end, head)
+
     def _check(self, shortest: int, prompt: NeedlePrompt) -> None:
         """Raise ValueError if less than a quarter of the shortest length is hay, or an answer exceeds `new_tokens`."""
         fixed = shortest - min(self._hay(prompt, shortest, which) for which in range(len(prompt.queries)))

@@ -29,22 +29,20 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import is_offline_mode
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
 
 from farspan.extras import optional_import
 from farspan.files import built, expanded, parse_json, remove_leftovers
 from farspan.record import refuse_differences
 from farspan.schema import check_index
 from farspan.specs import check_known
-from farspan.text import checksums
+from farspan.text import checksums, encoders
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.documents import read_texts
 
@@ -90,8 +88,10 @@ class Index:
 
     @property
     def hash(self) -> str:
-        """Hash of the documents and all settings: kind, passages, encoder."""
-        return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:16]
+        """Hash of the documents and all settings: kind, passages, encoder with its weights."""
+        # versions of transformers have other fields
+        about = {name: value for name, value in self.about.items() if name != encoders.CONFIG}
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def documents(self) -> Int[np.ndarray, "passages"]:
@@ -237,7 +237,8 @@ def build(
             _write_bm25(folder, passages, text)
         else:
             _write_vectors(folder, passages, encoder, kind)
-        (folder / "index.json").write_text(json.dumps(about, indent=2) + "\n")
+        record = {} if kind == "bm25" else encoders.record_of(_encoder(encoder))
+        (folder / "index.json").write_text(json.dumps(about | record, indent=2) + "\n")
         checksums.seal(folder)
     return _opened(out, text, about)  # perhaps written by another process
 
@@ -254,7 +255,8 @@ def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
             f"{out} is an index of {found.about['documents']:,} other documents than the {about['documents']:,} of "
             f"{text!r}: choose another folder (--out), or delete it"
         )
-    refuse_differences(out, "index", found.about, about)
+    settings = {name: value for name, value in found.about.items() if name not in (encoders.HASH, encoders.CONFIG)}
+    refuse_differences(out, "index", settings, about)
     return found
 
 
@@ -262,7 +264,7 @@ def open_index(folder: str | Path) -> Index:
     """Open the index in a folder.
 
     Raises:
-        ValueError: there is none, it is damaged, or it was written by another version.
+        ValueError: there is none, it is damaged, it was written by another version, or its encoder is another now.
     """
     folder = expanded(folder)
     path = folder / "index.json"
@@ -283,7 +285,24 @@ def open_index(folder: str | Path) -> Index:
         check_index(about)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. {index._again}") from error
+    _refuse_other_encoder(index)
     return index
+
+
+def _refuse_other_encoder(index: Index) -> None:
+    """Raise ValueError if the encoder of an index is not the one that made its vectors, which indexes of older versions
+    do not record."""
+    if encoders.HASH not in index.about:
+        return
+    try:
+        encoder = _encoder(index.about["encoder"])
+    except ValueError:
+        return  # as `search` will report
+    if different := encoders.difference(index.about, encoders.record_of(encoder)):
+        raise ValueError(
+            f"the encoder {index.about['encoder']!r} has changed since it made the vectors of {index.folder}: "
+            f"{different}. Restore it, or delete {index.folder} and build the index again with `farspan index`"
+        )
 
 
 def _cut(text: str, words: int, tokens: int | None, tokenizer: Any) -> list[str]:
@@ -348,15 +367,5 @@ def _text_hash(documents: list[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-@lru_cache(maxsize=1)
 def _encoder(name: str) -> Any:
-    try:
-        return optional_import("sentence_transformers", "retrieval").SentenceTransformer(name)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, ValueError) and "farspan[" in str(error):
-            raise
-        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ValueError(
-            f"encoder {name!r} is neither a folder nor a model that can be loaded: {why}"
-            + (" HF_HUB_OFFLINE is set: unset it to download." if is_offline_mode() else "")
-        ) from error
+    return encoders.encoder_named(name)

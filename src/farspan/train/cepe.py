@@ -298,6 +298,7 @@ def fit(
         parts = [lm.model.encoder, *(lm.model.cross_attentions() if settings.model.warmed_up else ())]
         name = "warmed_up" if settings.model.warmed_up else "encoder"
         inputs = {**inputs, name: fingerprint(nn.ModuleList(parts))}
+    inputs = {**inputs, "base_config": json.dumps(lm.identity["config"])}
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         for part in model.added_modules():

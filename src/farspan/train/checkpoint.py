@@ -5,6 +5,7 @@ skipped. If any other file cannot be read, the error names it, and the training 
 deleted.
 """
 
+import json
 import math
 import re
 import shutil
@@ -27,12 +28,15 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from farspan import files
 from farspan.files import is_disk_full, parse_json
 from farspan.hf.device import is_out_of_memory
+from farspan.record import changed_fields
 from farspan.text.corpora import Corpus
 from farspan.train.engines import in_any_process, is_first_process
 
 TEXT = "text"  # the file with the hash of the text
 BASE = "base"  # the file with the fingerprint of the model that the training started from
 HELD = ("encoder", "warmed_up")  # files with the fingerprints of weights that are then in each checkpoint
+# files with the fields of a model's config, as JSON, and what the model is
+CONFIGS = {"base_config": "the config of the model that is trained", "teacher_config": "the config of the teacher"}
 NAMED = re.compile(r"checkpoint-(\d+)")
 # what torch.load, safetensors and JSON raise for files that are truncated, or of another program or version
 UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError, ValueError, TypeError, LookupError,
@@ -137,17 +141,19 @@ def refuse_other_inputs(
     plan: bool,
 ) -> dict[str, str]:
     """Record what a training began with in its folder of checkpoints, or compare it if the training continues: the hash
-    of its text, the fingerprint of the model that it started from, and the hashes of other inputs. A plan only
-    compares. Return the hashes of the other inputs; of weights that a checkpoint holds, those at the beginning.
+    of its text, the fingerprint of the model that it started from, its config, and the hashes of other inputs. A plan
+    only compares. Return the hashes of the other inputs; of weights that a checkpoint holds, those at the beginning.
 
     Args:
         base: None: the training starts from no model.
-        others: by name; those named in HELD are not compared.
+        others: by name; those named in HELD are not compared, those in CONFIGS field by field.
         finished: nothing of text and other inputs is read any more.
 
     Raises:
         ValueError: the text, its tokenizer, the model or another input has changed since the training began.
     """
+    configs = {name: fields for name, fields in others.items() if name in CONFIGS}
+    others = {name: value for name, value in others.items() if name not in CONFIGS}
     now = {} if base is None else {BASE: ("the model that is trained", base)}
     if not finished:
         now[TEXT] = f"text {corpus.name!r} or its tokenizer", corpus.hash
@@ -164,8 +170,15 @@ def refuse_other_inputs(
                 f"{what} has changed since the training in {folder.parent} began: its hash is {value}, expected "
                 f"{before}. Restore it, or train into another folder (out)"
             )
+    for name, fields in configs.items():
+        file = folder / name
+        if continues and file.exists() and (different := changed_fields(*map(json.loads, (file.read_text(), fields)))):
+            raise ValueError(
+                f"{CONFIGS[name]} has changed since the training in {folder.parent} began: {different}. Restore it "
+                "(config.json), or train into another folder (out)"
+            )
     if not plan and is_first_process():
-        for name, (_, value) in now.items():
+        for name, value in ({name: value for name, (_, value) in now.items()} | configs).items():
             files.write(folder / name, value)
     return found
 

@@ -19,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ from torch.utils.data import Dataset, default_collate
 
 from farspan import files, hf
 from farspan.lm import LM
+from farspan.record import changed_fields
 from farspan.text.corpora import Corpus, tokenizer_hash
 from farspan.train import engines
 from farspan.train.blocks import NOT_A_TARGET, block_size, summed
@@ -90,7 +91,9 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
     samples: Dataset[dict[str, Tensor]]
     samples = rows = prepare(settings, lm, watch)
     teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
-    inputs = rows.inputs | ({} if teacher is None else {"teacher": teacher.identity["fingerprint"]})
+    inputs = rows.inputs
+    if teacher is not None:
+        inputs = inputs | {"teacher": teacher.identity["fingerprint"], "teacher_config": json.dumps(teacher.config)}
     if teacher is not None and chosen.stored:
         with engines.processes().main_process_first():
             samples = store(teacher, rows, Path(settings.out) / "teacher", watch)
@@ -192,6 +195,7 @@ class Teacher:
     identity: dict[str, Any]  # fingerprint and `top`: stored distributions of another teacher are refused
     top: int  # the number of tokens used of each distribution
     before: int = 0  # tokens of the input's separator, which the teacher reads before the chunks
+    config: dict[str, Any] = field(default_factory=dict)  # its fields that change the distributions
 
     @torch.no_grad()
     def of(self, batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "batch time top"], Float[Tensor, "batch time last"]]:
@@ -255,7 +259,8 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
             "a separator of several tokens cannot be put before the teacher's chunks: use data.separator = false"
         )
     top = min(settings.distill.top, lm.vocabulary - 1)
-    return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(rows.before))
+    identity = {"fingerprint": lm.identity["fingerprint"], "top": top}
+    return Teacher(lm.model, identity, top, len(rows.before), lm.identity["config"])
 
 
 def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWatch) -> "TaughtRows":
@@ -271,11 +276,11 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
     shape = len(rows), len(rows.before) + rows.settings.decoder
     layout = {"index.npy": (kind, (*shape, teacher.top)), "log_probs.npy": (np.float16, (*shape, teacher.top + 1))}
     taught = TaughtRows(rows, folder, layout)
-    done, file = 0, folder / "done.json"
+    done, file, config, now = 0, folder / "done.json", None, teacher.config
     if file.exists():
         try:
             record = files.parse_json(file.read_bytes(), str(file))
-            done = int(record.pop("done"))
+            done, config = int(record.pop("done")), record.pop("config", None)
             have = min(map(len, taught.arrays("r")))  # not "r+", which would lengthen a file that was cut
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -285,6 +290,8 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
             raise ValueError(
                 f"{folder} holds a teacher's distributions of other samples: {record}, not {about}. Delete it"
             )
+        if different := changed_fields(config, now):
+            raise ValueError(f"{folder} is of a teacher whose config has changed since: {different}. Delete it")
     if done < len(rows):
         watch.notice(
             f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}"
@@ -317,7 +324,8 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
         if last == len(rows) or (first // SAMPLES_AT_ONCE + 1) % BATCHES_A_SAVE == 0:
             index.flush()
             log_probs.flush()
-            files.write(file, json.dumps(about | {"done": last}))  # after the arrays are flushed
+            record = about | {"done": last, "config": config or now}
+            files.write(file, json.dumps(record))  # after the arrays are flushed
         watch.step(last, len(rows), "")
     return taught
 

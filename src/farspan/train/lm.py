@@ -1,5 +1,6 @@
 """Pre-training of a small Llama, tokenizer included; Llama-83M of the Forgetting Curve paper (appendix D.1) is one."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -131,12 +132,13 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
 
     model = new()
     base = None if start is None else fingerprint(model)
+    inputs = {} if start is None else {"base_config": json.dumps(hf.scoring_fields(model))}
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
     read = rows(text, trainer.rows_per_step, trainer.steps)
     judged = rows(held_out, trainer.micro_batch, None) if held_out else None
     watch.notice(f"{settings.out}: {Count.of(model)}")
-    options: dict[str, Any] = {"row": trainer.window}
+    options: dict[str, Any] = {"row": trainer.window, "inputs": inputs}
     if settings.recurrence is not None:
         recurrence = Recurrence(memory)
         options |= {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}

@@ -9,6 +9,7 @@ contradicts it, means instead of sums, and first checks for conditions under whi
 (`preflight`).
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -159,6 +160,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         base=lm.identity["fingerprint"],
+        inputs={"base_config": json.dumps(lm.identity["config"])},
         base_dtype=dtype_of(settings.model),
         processing_class=lm.tokenizer,
         data_collator=collated,

@@ -83,6 +83,9 @@ class ServedLM(LM):
     def first_not_finite(self) -> AbstractContextManager[Callable[[], str]]:
         return nullcontext(lambda: "on the server")
 
+    def renew(self) -> None:
+        """Do nothing: the server reports no weights."""
+
     def own_reader(self) -> ServedReader:
         return ServedReader(self)
 

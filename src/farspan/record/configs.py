@@ -1,0 +1,46 @@
+"""Compare the configs of models as they were recorded at different times."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NAMED = 3  # differing fields in an error
+OPTIONAL = {"config": None, "chat": None}  # parts of an identity that are compared if both sides have them
+
+
+def refuse_other_config(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError if the config or the chat template of a run's model has changed.
+
+    Args:
+        before, now: the identity of the model. Older runs have no `config` and no `chat`, servers no `config`.
+    """
+    if different := changed_fields(before.get("config"), now.get("config")):
+        raise ValueError(
+            f"{folder}: the config of {now['name']} has changed since this run started: {different}. Restore it "
+            "(config.json) to continue the run, or choose another folder (--out)"
+        )
+    old, new = before.get("chat"), now.get("chat")
+    if old and new and old != new:
+        raise ValueError(
+            f"{folder}: the chat template of {now['name']} has changed since this run started: the hash of what it "
+            f"writes was {old}, now {new}. Restore it (chat_template.jinja, or chat_template in tokenizer_config.json) "
+            "to continue the run, or choose another folder (--out)"
+        )
+
+
+def changed_fields(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """Return the fields of a config that have changed, with both values; "" for none. A field that only one has is not
+    compared: it is of another version of transformers."""
+    old, new = before or {}, now or {}
+    names = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    found = [_change(name, old[name], new[name]) for name in names]
+    more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return "; ".join(found[:NAMED]) + more
+
+
+def _change(name: str, old: Any, new: Any) -> str:
+    """Return one change in words; of nested values, only the keys that differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+        return "; ".join(_change(f"{name}.{key}", old.get(key), new.get(key)) for key in keys)
+    return f"{name} was {old!r}, now {new!r}"

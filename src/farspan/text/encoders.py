@@ -1,0 +1,81 @@
+"""Sentence encoders: loading them, and the record by which an index recognises its own."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import is_offline_mode
+from safetensors import SafetensorError
+
+from farspan.extras import optional_import
+from farspan.files import expanded
+from farspan.record import changed_fields
+from farspan.text.corpora import tokenizer_hash
+
+HASH, CONFIG = "encoder_fingerprint", "encoder_config"  # keys of the record
+
+
+def encoder_named(name: str) -> Any:
+    """Return an encoder of sentence-transformers; the last one is kept until its files change.
+
+    Raises:
+        ValueError: the extra `retrieval` is not installed, or there is no such encoder.
+    """
+    return _loaded(name, _files(expanded(name)))
+
+
+def record_of(encoder: Any) -> dict[str, Any]:
+    """Return a hash of an encoder's weights, tokenizer, pooling and limits, and the fields of its config that change
+    vectors; {} for an object that is no module of torch."""
+    import torch
+
+    from farspan import hf
+    from farspan.lm import fingerprint
+
+    if not isinstance(encoder, torch.nn.Module):
+        return {}
+    parts = [[type(part).__name__, _pooling(part)] for part in encoder.children()]
+    limits = [getattr(encoder, name, None) for name in ("max_seq_length", "prompts", "default_prompt_name")]
+    content = json.dumps([fingerprint(encoder), tokenizer_hash(encoder.tokenizer), parts, limits], default=str)
+    record: dict[str, Any] = {HASH: hashlib.sha256(content.encode()).hexdigest()[:16]}
+    body = next((part for part in encoder.modules() if hasattr(part, "config")), None)
+    return record if body is None else record | {CONFIG: hf.scoring_fields(body)}
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return in what two records differ; "" if in nothing, or if one is not known."""
+    old, new = before.get(HASH), now.get(HASH)
+    if old and new and old != new:
+        return f"its hash was {old}, now {new}"
+    return changed_fields(before.get(CONFIG), now.get(CONFIG))
+
+
+def _pooling(part: Any) -> str:
+    """Return how a module makes one vector of those of all tokens; "" if it does not."""
+    if (mode := getattr(part, "pooling_mode", None)) is not None:
+        return str(mode)
+    written = getattr(part, "get_pooling_mode_str", None)  # of sentence-transformers 5
+    return str(written()) if written is not None else ""
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, files: tuple[tuple[str, int, int], ...]) -> Any:
+    try:
+        return optional_import("sentence_transformers", "retrieval").SentenceTransformer(name)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, ValueError) and "farspan[" in str(error):
+            raise
+        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(
+            f"encoder {name!r} is neither a folder nor a model that can be loaded: {why}"
+            + (" HF_HUB_OFFLINE is set: unset it to download." if is_offline_mode() else "")
+        ) from error
+
+
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return path, bytes and modification time (ns) of the files of a folder; () if there is none."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    return tuple((str(path), status.st_size, status.st_mtime_ns) for path in files for status in [path.stat()])
