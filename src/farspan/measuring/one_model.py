@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from farspan.lm import LM
@@ -12,7 +13,7 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_leng
 from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, Run
+from farspan.record import ABSENT, LENGTHS, SAMPLED, Run
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
@@ -49,7 +50,8 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
         watch.notice(lm.how_asked)
     setups = what.setups(lm, watch)
     tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
-    run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}, order)
+    texts = about(*(text for one in setups for text in one.bound.texts))
+    run.add_model(lm.identity | texts | {"tasks": tasks} | lengths_of(setups, what), order)
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
     return setups
@@ -131,6 +133,7 @@ def _measure_setup(
         lengths=one.lengths,
         repeats=repeats,
         seed=seed,
+        sampled=one.sampled,
         mine=mine,
         watch=watch,
         **one.sizes(lm),
@@ -144,20 +147,32 @@ def about(*texts: Corpus) -> dict[str, Any]:
     return {"texts": sorted(per_token), "characters_per_token": per_token} | ({"unknown": unknown} if unknown else {})
 
 
+def lengths_of(setups: Sequence[Setup], what: Grid) -> dict[str, dict[str, list[int]]]:
+    """Return the record of the lengths of a model, and of those for which its texts are sampled, by task; nothing where
+    lengths are given."""
+    if isinstance(what.lengths, tuple):
+        return {}
+    mine = [one for one in setups if one.what != BoundCost.task]
+    return {
+        LENGTHS: {one.what: list(one.lengths or (one.longest,)) for one in mine},
+        SAMPLED: {one.what: list(one.sampled_to) for one in mine if one.sampled_to},
+    }
+
+
 def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
     """Write the first example measured, at its shortest length above 0, in readable form next to the rows."""
     if run.has_example(lm.name, one.what):
         return
-    bound, lengths, repeats = one.bound, one.lengths or (one.longest,), one.repeats or DEFAULT_REPEATS
+    bound = one.bound
     if one.lengths is None:
         assert isinstance(bound, BoundCurve)
-        repeats = bound.pool or RING
+        one = replace(one, lengths=(one.longest,), repeats=bound.pool or RING)
     measured = lm.name, bound.measurement
     of_task = [row for row in run.rows if (row.model, row.measurement) == measured]
     mine = [row for row in of_task if row.status in ("ok", *ABSENT)]
     if not mine:
         return
-    examples = {example.id: example for example in bound.examples(lm, lengths, repeats, seed)}
+    examples = {example.id: example for example in one.examples(lm, seed)}
     if found := [row for row in mine if row.example in examples]:
         first = min(found, key=lambda row: (row.repeat, row.length == 0, row.length, row.depth))
         if words := bound.shown(lm, examples[first.example], first.length):

@@ -21,13 +21,16 @@ from farspan.record.rows import (
     read_rows,
     refuse_file,
 )
-from farspan.record.run import LARGEST, Run, continued, default_folder, flat, refuse_changed_files, refuse_differences
+from farspan.record.run import Run, continued, default_folder, flat, refuse_changed_files, refuse_differences
+from farspan.record.sampled import LARGEST, LENGTHS, SAMPLED, refuse_other_texts, spanned
 from farspan.schema.row import Row
 
 __all__ = [
     "ABSENT",
     "LARGEST",
+    "LENGTHS",
     "NOT_FAILED",
+    "SAMPLED",
     "UNFINISHED",
     "Row",
     "Run",
@@ -44,4 +47,6 @@ __all__ = [
     "refuse_changed_files",
     "refuse_differences",
     "refuse_file",
+    "refuse_other_texts",
+    "spanned",
 ]

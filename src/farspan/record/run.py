@@ -27,12 +27,12 @@ from farspan.record.rows import (
     writers_files,
     written_by,
 )
+from farspan.record.sampled import LARGEST, LENGTHS, SAMPLED, refuse_other_texts
 from farspan.schema import FORM
 from farspan.schema.row import Row
 
 NOISE = 0.25  # nats, mean over tokens; SmolLM2 in bf16 with another attention kernel differs by 0.09
 HEADER_LOCK = "run.lock"
-LARGEST = "largest_trained_length"  # setting: of models with different ones, in tokens
 HEADER_WAIT = 600.0  # seconds: a thousand shards that start together write run.json one after another
 
 
@@ -144,11 +144,13 @@ class Run:
             order: names of models, in the order in which to record them; the first is the baseline of a comparison.
 
         Raises:
-            ValueError: another model of that name, or a text that has changed.
+            ValueError: another model of that name, a text that has changed, or lengths with other texts.
         """
         identity = _plain(identity)
+        lengths = {name: identity.pop(name) for name in (LENGTHS, SAMPLED) if name in identity}
 
         def add(header: dict[str, Any]) -> None:
+            refuse_other_texts(self.folder, header, identity | lengths)
             before = header["models"].setdefault(identity["name"], identity)
             recorded, now = (one.get("sentence_nats") for one in (before, identity))
             if not _alike(recorded, now):
@@ -163,7 +165,9 @@ class Run:
                     f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
                     f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
                 )
-            refuse_differences(self.folder, "run", before, identity, may_change=("device", "sentence_nats"))
+            recorded = {key: value for key, value in before.items() if key not in (LENGTHS, SAMPLED)}
+            refuse_differences(self.folder, "run", recorded, identity, may_change=("device", "sentence_nats"))
+            before |= lengths
             places = {name: place for place, name in enumerate(order)}
             names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
             header["models"] = {name: header["models"][name] for name in names}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from farspan.record import Row, latest, read_header, read_rows
+from farspan.record import LENGTHS, Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
 from farspan.stats import version_label
@@ -436,12 +436,13 @@ def _planned(source: Source) -> tuple[int, int, bool]:
     for spec in settings["tasks"]:
         rows = [row for (task, *_), some in found.items() if task == spec for row in some]
         is_exact = is_exact and bool(rows)
-        lengths = set(given or (row.length for row in rows))
+        measured = {row.length for row in rows}
         known = repeats or len({row.repeat for row in rows})
         depths = len({row.depth for row in rows if row.status != "refused"}) or 1
         begun = [name for name in models if spec in models[name].get("tasks", {})]
         for model, method in product(begun, settings["methods"]):
             mine = found.get((spec, model, method), [])
+            lengths = set(given or models[model].get(LENGTHS, {}).get(spec) or measured)
             refused = {row.length for row in mine if row.status == "refused"}
             counts = Counter(row.length for row in mine)
             planned += known * depths * len(lengths - refused)

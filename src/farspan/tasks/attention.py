@@ -118,6 +118,10 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
             for repeat, tokens in enumerate(self.text.windows(lengths[-1] - separator, repeats, seed))
         ]
 
+    def shortened(self, lm: LM, example: Example[np.ndarray], lengths: tuple[int, ...]) -> Example[np.ndarray]:
+        """Return the example at these lengths, with the tokens of the longest one, which has the map."""
+        return replace(example, lengths=lengths, payload=example.payload[: lengths[-1] - len(lm.separator.ids)])
+
     def work(self, lm: LM, example: Example[np.ndarray]) -> Iterator[Work]:
         read = 0
         for length in example.cuts:

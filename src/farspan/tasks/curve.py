@@ -140,6 +140,11 @@ class BoundCurve(Curve, Bound[Texts]):
 
     @property
     def adaptive(self) -> bool:  # type: ignore[override]
+        return self.samples_windows
+
+    @property
+    def samples_windows(self) -> bool:
+        """Whether a repeat has one text for all lengths."""
         return self.protocol != "paper"
 
     @property
@@ -315,7 +320,7 @@ class BoundCurve(Curve, Bound[Texts]):
                     values["control_repeat"] = example.repeat if other is None else other
                     yield Result.of(example, length, memory, values, not_finite(failed), depth)
 
-    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
+    def auto_lengths(self, lm: LM, repeats: int, *, quiet: bool = False) -> tuple[int, ...]:
         """Return 16 lengths, evenly spaced, to a context of twice the trained length or the limit of positions."""
         longest = self.longest(lm, 2)
         return spaced_lengths(max(1, longest // DEFAULT_POINTS), longest, DEFAULT_POINTS)
