@@ -1,10 +1,11 @@
-"""The texts of a run are the same for all its models, also where their longest lengths differ."""
+"""The texts of a run: the same for all its models, also where their longest lengths differ; windows over documents."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -13,10 +14,13 @@ from farspan.measuring.again import refuse_difference
 from farspan.measuring.grid import measure, plans
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
+from farspan.measuring.one_model import crossings
 from farspan.measuring.setups import Setup, grid, possible_lengths
 from farspan.report.runs import read_run, unfinished
+from farspan.text.corpora import Corpus
 
 from tiny import open_lm, refused, tiny_model
+from toys import attention_of, curve_of, perplexity_of, toy_lm
 
 TASKS = (
     "perplexity",
@@ -207,3 +211,46 @@ def test_the_limit_of_positions_is_known_without_weights(tokenizer: PreTrainedTo
         (tmp_path / name / "model.safetensors").unlink()
         assert position_limit_of(tmp_path / name) == limit
     assert trained_length_of(tmp_path / "gpt2") == 48
+
+
+@pytest.mark.parametrize(
+    ("tasks", "lengths", "tokens"),
+    [(["perplexity", "curve"], (16, 48), 48), ("own:tests=recall", (80,), 160), ("attention", (64,), 63),
+     ("curve", "auto", 63)],
+)  # fmt: skip
+def test_windows_over_several_documents_are_reported_once(
+    tasks: Any, lengths: Any, tokens: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    models = [model(tokenizer, "one", 64), model(tokenizer, "other", 64)]
+    line = f"2 of 2 windows of {tokens} tokens hold the end of a document"
+    for words, reported in ((1, True), (200, False)):
+        text, said = 60 * [f"the quick brown fox jumps over the lazy dog {words * 'and the cat '}"], list[str]()
+        what: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": 2, "watch": Watch(notice=said.append)}
+        measure(models, tasks=tasks, out=tmp_path / f"{words}", **what)
+        assert [line in one for one in said if "end of a document" in one] == [True] * reported
+
+
+def test_the_documents_of_a_shuffled_text_are_not_reported() -> None:
+    text = Corpus("counted", "hash", np.arange(100), np.arange(0, 101, 10), shuffled=True)
+    assert list(crossings([Setup(perplexity_of(text, target_tokens=4), "what", (20,), 4)], toy_lm(), 0)) == []
+
+
+@pytest.mark.parametrize(("sizes", "count", "reported"), [((103, 97), 20, False), ((53, 47), 10, True)])
+def test_windows_over_several_documents_are_reported_from_a_tenth_on(
+    sizes: tuple[int, ...], count: int, reported: bool
+) -> None:
+    text = Corpus("counted", "hash", np.arange(sum(sizes)), np.concatenate([[0], np.cumsum(sizes)]))
+    for bound, length in (
+        (perplexity_of(text, target_tokens=4), 10),
+        (attention_of(text, 4, sinks=1), 11),
+        (curve_of(text), 10),
+    ):
+        lines = list(crossings([Setup(bound, "what", (length,), count)], toy_lm(), 0))
+        assert (
+            lines
+            == [
+                f"text 'counted': 1 of {count} windows of 10 tokens hold the end of a document, so a gain from a long "
+                "context may mean less. Give longer documents, or smaller lengths"
+            ]
+            * reported
+        )

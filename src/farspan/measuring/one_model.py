@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
 from farspan.text.corpora import UNKNOWN_SHARE, Corpus
+
+CROSSING_SHARE = 0.1  # of the longest windows that hold the end of a document; such a share is reported
 
 
 def measure_model(
@@ -54,7 +57,29 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
     run.add_model(lm.identity | texts | {"tasks": tasks} | lengths_of(setups, what), order)
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
+    if next(iter(run.header["models"])) == lm.name:  # not again for each model
+        for line in crossings(setups, lm, what.seed):
+            watch.notice(line)
     return setups
+
+
+def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
+    """Yield a line for each text of which many of the longest windows hold the end of a document."""
+    longest: dict[str, tuple[Corpus, int, int]] = {}
+    for one in setups:
+        lengths, repeats = (one.lengths or (one.longest,)), one.repeats or DEFAULT_REPEATS
+        if one.lengths is None and isinstance(one.bound, BoundCurve):
+            repeats = one.bound.pool or RING
+        for text, length, count in one.bound.windows_read(lm, (*lengths, *(one.sampled or lengths)[-1:]), repeats):
+            if not text.shuffled and length > longest.get(text.hash, (text, 0, 0))[1]:
+                longest[text.hash] = text, length, count
+    for text, length, count in longest.values():
+        with suppress(ValueError):  # a text too short is refused later
+            if (found := text.num_crossing(length, count, seed)) >= CROSSING_SHARE * count:
+                yield (
+                    f"text {text.name!r}: {found} of {count} windows of {length:,} tokens hold the end of a document, "
+                    "so a gain from a long context may mean less. Give longer documents, or smaller lengths"
+                )
 
 
 def measure_setups(

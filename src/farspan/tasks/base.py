@@ -158,6 +158,11 @@ class Bound(ABC, Generic[P]):
         """The texts read."""
         return ()
 
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        """Return each text of which `examples` reads windows as long as the longest length, with their number of tokens
+        and how many are sampled."""
+        return []
+
     @abstractmethod
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[P]]: ...
 
@@ -251,6 +256,9 @@ class BoundText(Bound[P]):
     @property
     def texts(self) -> tuple[Corpus, ...]:
         return (self.text,)
+
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        return [(self.text, lengths[-1], repeats)]
 
 
 def not_finite(tokens: int) -> str:
