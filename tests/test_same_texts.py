@@ -19,7 +19,7 @@ from farspan.measuring.setups import Setup, grid, possible_lengths
 from farspan.report.runs import read_run, unfinished
 from farspan.text.corpora import Corpus
 
-from tiny import open_lm, refused, tiny_model
+from tiny import configure, open_lm, refused, tiny_model
 from toys import attention_of, curve_of, perplexity_of, toy_lm
 
 TASKS = (
@@ -210,7 +210,10 @@ def test_the_limit_of_positions_is_known_without_weights(tokenizer: PreTrainedTo
         tiny_model(name, **changes).save_pretrained(tmp_path / name)
         (tmp_path / name / "model.safetensors").unlink()
         assert position_limit_of(tmp_path / name) == limit
+        assert Load().limit(str(tmp_path / name)) == limit
     assert trained_length_of(tmp_path / "gpt2") == 48
+    configure(tmp_path / "llama", hidden_size=30, head_dim=None, num_attention_heads=7)
+    assert Load().limit(str(tmp_path / "llama")) is None  # it cannot be built
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,15 @@ class Load:
 
     def limit(self, model: str | LM) -> int | None:
         """Return the longest text (tokens) that a model's table of positions allows, without loading its weights; None
-        if it has no such table."""
+        if it has no such table, or cannot be built without weights."""
         if isinstance(model, LM) or is_url(model):
             return self(model).position_limit
-        return position_limit_of(model, **self.options)
+        try:
+            return position_limit_of(model, **self.options)
+        except (
+            ValueError
+        ):  # code that comes with a model can need its weights; other errors are raised when it is loaded
+            return None
 
 
 def is_url(model: str) -> bool:
