@@ -760,6 +760,20 @@ def test_documents_too_short_for_the_windows_are_read_as_one() -> None:
     assert all(np.array_equal(window, np.arange(window[0], window[0] + 20)) for window in windows)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "length", "count"), [((8,) * 10, 20, 4), ((100, 100), 20, 10), ((25, 55), 20, 4), ((40, 40), 40, 2)]
+)
+def test_windows_that_hold_the_end_of_a_document_are_counted(sizes: tuple[int, ...], length: int, count: int) -> None:
+    corpus = counted(*sizes)
+    for seed in range(5):
+        ends = [
+            any(window[0] < start <= window[-1] for start in corpus.starts)
+            for window in corpus.windows(length, count, seed)
+        ]
+        assert corpus.num_crossing(length, count, seed) == sum(ends)
+    assert (sum(ends) > 0) == (sizes[0] < length or sizes == (25, 55))
+
+
 def test_a_text_too_short_says_what_it_has_and_what_would_do() -> None:
     with pytest.raises(ValueError, match=r"'counted' has 100 tokens, 1 windows of 60; 4 are needed.*at most 25 here"):
         counted(50, 50).windows(60, 4, 0)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_a_curve_has_the_same_hits(engine: str, own: LM, folder: Path, text: str
         for half in ("copy_hits", "control_hits"):
             assert one.scores[half] == other.scores[half]
         assert other.reading["requests"] == (2 if engine in ("vLLM", "SGLang") else 8)
+
+
+def test_a_served_model_reads_the_texts_of_a_longer_one(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
+    task, longer = "curve:protocol=probe,warmup=2,scored=4", replace(own, trained_length=160)
+    with serving(Fake("vLLM", own)) as url:
+        lm = replace(served(url, tokenizer=str(folder)), position_limit=100, trained_length=160)
+        rows = measure([longer, lm], tasks=[task], repeats=2, text=text, out=tmp_path / "run").rows
+    lengths = [{row.length for row in rows if row.model == one.name} for one in (longer, lm)]
+    assert [max(some) for some in lengths] == [160, 80]
+    assert len({row.example for row in rows}) == 2
 
 
 def test_llama_server_computes_new_tokens_only(own: LM, folder: Path, text: str, tmp_path: Path) -> None:

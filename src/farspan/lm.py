@@ -290,11 +290,27 @@ def trained_length_of(model: str | Path, **hub: Any) -> int | None:
     Raises:
         ValueError: no such config.
     """
+    return _trained_length(_config_of(model, hub)[1])
+
+
+def position_limit_of(model: str | Path, **hub: Any) -> int | None:
+    """Return the longest text (tokens) that a model's table of positions allows, without loading its weights; None if
+    it has no such table.
+
+    Raises:
+        ValueError: no such config, or one from which no model can be built.
+    """
+    name, config = _config_of(model, hub)
+    return hf.position_limit(without_weights(name, config, trust_remote_code=hub.get("trust_remote_code")))
+
+
+def _config_of(model: str | Path, hub: dict[str, Any]) -> tuple[str | Path, Any]:
+    """Return the place of a model, that of the converted file if it is a GGUF file, and its config."""
     options = {key: hub[key] for key in ("revision", "trust_remote_code") if key in hub}
     local = locating(hub)
     if (file := hub.get("gguf")) is not None:
         model, local = gguf_file(model, file, options.pop("revision", None), **local), {}
-    return _trained_length(load_config(model, **options, **local))
+    return model, load_config(model, **options, **local)
 
 
 def _trained_length(config: Any) -> int | None:

@@ -12,7 +12,7 @@ from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import grid, hashes_of
-from farspan.record import default_folder, read_header, refuse_changed_files
+from farspan.record import SAMPLED, default_folder, read_header, refuse_changed_files, spanned
 from farspan.report.header import COST
 from farspan.report.runs import Source, read_run
 
@@ -156,6 +156,12 @@ def refuse_difference(baseline: Source, lm: LM, loader: Load) -> None:
         recorded = about.get("tasks", {}).get(one.what)
         if one.bound.task == COST or recorded is None:
             continue
+        if (before := about.get(SAMPLED, {}).get(one.what)) not in (None, list(one.sampled_to)):
+            raise ValueError(
+                f"the texts of {one.what} in {baseline.folder} were sampled for lengths of {spanned(before)} tokens, "
+                f"those of {lm.name} alone would be sampled for {spanned(one.sampled_to)}: measure the baseline with "
+                "--lengths"
+            )
         now = one.bound.settings
         if different := [
             f"{key} was {recorded.get(key)!r}, now {now.get(key)!r}"

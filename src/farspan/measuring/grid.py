@@ -11,13 +11,13 @@ from farspan.lm import LM
 from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
-from farspan.measuring.one_model import measure_model
+from farspan.measuring.one_model import lengths_of, measure_model
 from farspan.measuring.plan import Plan, Planned, plan_examples
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, grid, possible_lengths
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
-from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows
+from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows, refuse_other_texts
 from farspan.text.documents import Text
 
 
@@ -158,19 +158,21 @@ def plans(
     loader, chosen = loader or Load(), what.fitted(methods_of(methods))
     models = models_of(models)
     folder, settings = what.run(models, chosen, out)
-    rows = list[Row]()
+    rows, header = list[Row](), None
     if (folder / "run.json").exists():
-        rows = latest(read_rows(folder))
-        continued(folder, read_header(folder)["settings"], settings, rows, divided=False)
+        rows, header = latest(read_rows(folder)), read_header(folder)
+        continued(folder, header["settings"], settings, rows, divided=False)
     for model in models:
         lm = loader(model, weights=calibrate)
-        for one in what.setups(lm, Watch()):
+        setups = what.setups(lm, Watch())
+        if header is not None:
+            refuse_other_texts(folder, header, lm.identity | lengths_of(setups, what))
+        for one in setups:
             one = one.first_round
             measurement = one.bound.measurement
             possible, reasons = possible_lengths(lm, one, what.seed) if what.compared else (one, {})
             # of all lengths, also for the cost of one: they begin at places that depend on the longest
-            lengths, repeats = possible.lengths, possible.repeats or DEFAULT_REPEATS
-            examples = possible.bound.examples(lm, lengths, repeats, what.seed) if lengths else []
+            examples, repeats = possible.examples(lm, what.seed), possible.repeats or DEFAULT_REPEATS
             for how in chosen:
                 wanted = lm.name, str(how), measurement
                 mine = [row for row in rows if (row.model, row.method, row.measurement) == wanted]

@@ -163,7 +163,7 @@ def _measured(baseline: Source, lm: LM, loader: Load) -> tuple[BoundCurve, list[
     assert isinstance(setup.bound, BoundCurve)
     lengths = setup.lengths or tuple(sorted({row.length for row in rows}))
     repeats = max(row.repeat for row in rows) + 1 if setup.lengths is None else setup.repeats or DEFAULT_REPEATS
-    examples = setup.bound.examples(lm, lengths, repeats, settings["seed"])
+    examples = replace(setup, lengths=lengths, repeats=repeats).examples(lm, settings["seed"])
     made: dict[tuple[int, int], tuple[int, str, int]] = {}  # number, text and control of an example
     for number, one in enumerate(examples):
         other = one.repeat if one.payload.other_repeat is None else one.payload.other_repeat

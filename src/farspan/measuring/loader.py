@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from farspan.lm import LM, load, trained_length_of
+from farspan.lm import LM, load, position_limit_of, trained_length_of
 from farspan.reader.served import served
 
 
@@ -55,6 +55,18 @@ class Load:
             return self(model).trained_length
         found = trained_length_of(model, **self.options)
         return self.trained_length or found
+
+    def limit(self, model: str | LM) -> int | None:
+        """Return the longest text (tokens) that a model's table of positions allows, without loading its weights; None
+        if it has no such table, or cannot be built without weights."""
+        if isinstance(model, LM) or is_url(model):
+            return self(model).position_limit
+        try:
+            return position_limit_of(model, **self.options)
+        except (
+            ValueError
+        ):  # code that comes with a model can need its weights; other errors are raised when it is loaded
+            return None
 
 
 def is_url(model: str) -> bool:

@@ -148,6 +148,7 @@ def measure_cell(
     lengths: Sequence[int],
     repeats: int,
     seed: int = 0,
+    sampled: Sequence[int] | None = None,
     batch: int | None = None,
     chunk: int | None = None,
     longest: Callable[[], int] | None = None,
@@ -158,6 +159,7 @@ def measure_cell(
 
     Args:
         lengths: in the task's unit, ascending.
+        sampled: all lengths for which texts are sampled, as of `Bound.examples_at`; None: `lengths`.
         batch: repeats read together; default: what fits by estimate.
         chunk: tokens of each text in one forward; default: `chunk_of`. Both are halved when memory runs out, the
             chunk first; an example that fails with both at their smallest gets a row with status "oom".
@@ -171,7 +173,8 @@ def measure_cell(
         OSError: the disk is full.
     """
     watch = watch or Watch()
-    ledger = Ledger(run, bound, method, lm, bound.examples(lm, lengths, repeats, seed), seed, watch, mine)
+    examples = bound.examples_at(lm, lengths, repeats, seed, sampled)
+    ledger = Ledger(run, bound, method, lm, examples, seed, watch, mine)
     if lm.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(lm.device)
     for example in ledger.examples:

@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from farspan.lm import LM
@@ -13,11 +14,13 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_leng
 from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, Run
+from farspan.record import ABSENT, LENGTHS, SAMPLED, Run
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
 from farspan.text.corpora import UNKNOWN_SHARE, Corpus
+
+CROSSING_SHARE = 0.1  # of the longest windows that hold the end of a document; such a share is reported
 
 
 def measure_model(
@@ -52,9 +55,12 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
     setups = what.setups(lm, watch)
     tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
     texts = about(*(text for one in setups for text in one.bound.texts))
-    run.add_model(lm.identity | texts | _chat(setups, lm) | {"tasks": tasks}, order)
+    run.add_model(lm.identity | texts | _chat(setups, lm) | {"tasks": tasks} | lengths_of(setups, what), order)
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
+    if next(iter(run.header["models"])) == lm.name:  # not again for each model
+        for line in crossings(setups, lm, what.seed):
+            watch.notice(line)
     return setups
 
 
@@ -65,6 +71,25 @@ def _chat(setups: Sequence[Setup], lm: LM) -> dict[str, Any]:
             if (found := one.bound.chat(lm)) is not None:
                 return {"chat": found}
     return {}
+
+
+def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
+    """Yield a line for each text of which many of the longest windows hold the end of a document."""
+    longest: dict[str, tuple[Corpus, int, int]] = {}
+    for one in setups:
+        lengths, repeats = (one.lengths or (one.longest,)), one.repeats or DEFAULT_REPEATS
+        if one.lengths is None and isinstance(one.bound, BoundCurve):
+            repeats = one.bound.pool or RING
+        for text, length, count in one.bound.windows_read(lm, (*lengths, *(one.sampled or lengths)[-1:]), repeats):
+            if not text.shuffled and length > longest.get(text.hash, (text, 0, 0))[1]:
+                longest[text.hash] = text, length, count
+    for text, length, count in longest.values():
+        with suppress(ValueError):  # a text too short is refused later
+            if (found := text.num_crossing(length, count, seed)) >= CROSSING_SHARE * count:
+                yield (
+                    f"text {text.name!r}: {found} of {count} windows of {length:,} tokens hold the end of a document, "
+                    "so a gain from a long context may mean less. Give longer documents, or smaller lengths"
+                )
 
 
 def measure_setups(
@@ -143,6 +168,7 @@ def _measure_setup(
         lengths=one.lengths,
         repeats=repeats,
         seed=seed,
+        sampled=one.sampled,
         mine=mine,
         watch=watch,
         **one.sizes(lm),
@@ -156,20 +182,32 @@ def about(*texts: Corpus) -> dict[str, Any]:
     return {"texts": sorted(per_token), "characters_per_token": per_token} | ({"unknown": unknown} if unknown else {})
 
 
+def lengths_of(setups: Sequence[Setup], what: Grid) -> dict[str, dict[str, list[int]]]:
+    """Return the record of the lengths of a model, and of those for which its texts are sampled, by task; nothing where
+    lengths are given."""
+    if isinstance(what.lengths, tuple):
+        return {}
+    mine = [one for one in setups if one.what != BoundCost.task]
+    return {
+        LENGTHS: {one.what: list(one.lengths or (one.longest,)) for one in mine},
+        SAMPLED: {one.what: list(one.sampled_to) for one in mine if one.sampled_to},
+    }
+
+
 def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
     """Write the first example measured, at its shortest length above 0, in readable form next to the rows."""
     if run.has_example(lm.name, one.what):
         return
-    bound, lengths, repeats = one.bound, one.lengths or (one.longest,), one.repeats or DEFAULT_REPEATS
+    bound = one.bound
     if one.lengths is None:
         assert isinstance(bound, BoundCurve)
-        repeats = bound.pool or RING
+        one = replace(one, lengths=(one.longest,), repeats=bound.pool or RING)
     measured = lm.name, bound.measurement
     of_task = [row for row in run.rows if (row.model, row.measurement) == measured]
     mine = [row for row in of_task if row.status in ("ok", *ABSENT)]
     if not mine:
         return
-    examples = {example.id: example for example in bound.examples(lm, lengths, repeats, seed)}
+    examples = {example.id: example for example in one.examples(lm, seed)}
     if found := [row for row in mine if row.example in examples]:
         first = min(found, key=lambda row: (row.repeat, row.length == 0, row.length, row.depth))
         if words := bound.shown(lm, examples[first.example], first.length):

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +16,7 @@ from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.methods import Method
 from farspan.record import LARGEST, default_folder
-from farspan.tasks import Bound, Task
+from farspan.tasks import Bound, Example, Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
@@ -34,6 +35,8 @@ class Setup:
     lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
     repeats: int | None
     longest: int = 0  # tokens, of adaptive lengths
+    # of all models of the run, for which texts are sampled; None: given, adaptive, or texts do not depend on them
+    sampled: tuple[int, ...] | None = None
     batch: int | None = None  # as of `Grid`
     chunk: int | None = None
 
@@ -44,6 +47,19 @@ class Setup:
             "batch": self.batch or self.bound.batch(longest),
             "chunk": self.chunk or self.bound.chunk(lm, longest),
         }
+
+    def examples(self, lm: LM, seed: int) -> list[Example[Any]]:
+        """Return the examples at its lengths."""
+        if not self.lengths:
+            return []
+        return self.bound.examples_at(lm, self.lengths, self.repeats or DEFAULT_REPEATS, seed, self.sampled)
+
+    @property
+    def sampled_to(self) -> tuple[int, ...]:
+        """The lengths that decide which texts are sampled, or the tokens sampled for adaptive lengths; (): given."""
+        if self.lengths is None and isinstance(self.bound, BoundCurve):
+            return (self.bound.window or self.longest,)
+        return self.sampled or ()
 
     @property
     def first_round(self) -> "Setup":
@@ -66,6 +82,7 @@ class Grid:
     cost: bool
     compared: bool  # lines are compared with the first; refusals are recorded
     trained: tuple[int, ...]  # tokens, of each model
+    limits: tuple[int | None, ...] = ()  # tokens that each of several models can read; (): one model, or given lengths
     batch: int | None = None  # repeats that are read together; None: what fits. Not recorded, as `chunk`
     chunk: int | None = None  # tokens of one forward
 
@@ -139,27 +156,54 @@ class Grid:
         bound = one.on(lm, self.text)
         if isinstance(bound, BoundCurve) and bound.adaptive and self.lengths == "auto":
             longest = bound.longest(lm, 2)
-            window = None if self._largest is None else bound.largest_length(lm, 2 * self._largest)
-            bound, possible = prepared(bound, longest, self.repeats, window)
+            bound, possible = prepared(bound, longest, self.repeats, self._window(bound, lm))
             if possible < longest:
                 watch.notice(f"the text is too short for lengths of {longest:,}: they end at {possible:,} tokens")
             return Setup(bound, str(one), None, self.repeats, possible)
         repeats = self.repeats or DEFAULT_REPEATS
-        chosen = bound.auto_lengths(lm, repeats) if self.lengths == "auto" else self.lengths
-        lengths = tuple(int(n) for n in chosen or self._default_lengths(one, bound, lm, watch))
-        return Setup(bound, str(one), lengths, repeats)
+        if isinstance(self.lengths, tuple):
+            return Setup(bound, str(one), self.lengths, repeats)
+        auto = bound.auto_lengths(lm, repeats) if self.lengths == "auto" else None
+        lengths = auto or self._default_lengths(one, bound, lm)
+        if not lengths:  # the rows state that no length fits
+            lengths = one.lengths(self.trained)
+        elif not auto and lengths != one.lengths(self.trained):
+            most = f"{lm.name} takes at most {lm.position_limit:,} tokens"
+            watch.notice(f"{most}: the default lengths of {one} end at {lengths[-1]:,}")
+        return Setup(bound, str(one), lengths, repeats, sampled=self._sampled(one, bound, lm, lengths, repeats))
 
-    def _default_lengths(self, one: Task, bound: Bound[Any], lm: LM, watch: Watch) -> tuple[int, ...]:
-        """Return the default lengths that fit the model's positions; all of them if none fits."""
+    def _sampled(
+        self, one: Task, bound: Bound[Any], lm: LM, lengths: tuple[int, ...], repeats: int
+    ) -> tuple[int, ...] | None:
+        """Return the lengths of all models of the run, for which texts are sampled, so that all of them read the same;
+        None if the texts of a task do not depend on its lengths."""
+        if not bound.texts or (isinstance(bound, BoundCurve) and not bound.samples_windows):
+            return None
+        found = set(lengths)
+        for other in self._others(lm):
+            with suppress(ValueError):  # positions too few for the targets: an error of that model
+                auto = bound.auto_lengths(other, repeats, quiet=True) if self.lengths == "auto" else None
+                found.update(auto or self._default_lengths(one, bound, other))
+        return tuple(sorted(found))
+
+    def _window(self, bound: BoundCurve, lm: LM) -> int:
+        """Return the tokens that are sampled for each repeat of an adaptive curve, the same for all models."""
+        if self._largest is not None:
+            return bound.largest_length(lm, 2 * self._largest)
+        return max(bound.longest(one, 2) for one in (lm, *self._others(lm)))
+
+    def _others(self, lm: LM) -> list[LM]:
+        """Return the model with the context of each model of a run: its trained length and its positions."""
+        contexts = dict.fromkeys(zip(self.trained, self.limits, strict=True)) if self.limits else {}
+        return [replace(lm, trained_length=trained, position_limit=limit) for trained, limit in contexts]
+
+    def _default_lengths(self, one: Task, bound: Bound[Any], lm: LM) -> tuple[int, ...]:
+        """Return the default lengths that fit the model's positions."""
         lengths, limit = one.lengths(self.trained), lm.position_limit
         if one.unit != "tokens" or limit is None:
             return lengths
         longest = bound.largest_length(lm, limit) if isinstance(bound, BoundCurve) else limit
-        possible = tuple(n for n in lengths if n <= longest)
-        if not 0 < len(possible) < len(lengths):
-            return lengths
-        watch.notice(f"{lm.name} takes at most {limit:,} tokens: the default lengths of {one} end at {possible[-1]:,}")
-        return possible
+        return tuple(n for n in lengths if n <= longest)
 
 
 def grid(
@@ -211,7 +255,9 @@ def grid(
             "own. Leave it out (--text)"
         )
     _refuse_repeats("task", list(map(str, resolved)), " (--task)")
-    return Grid(resolved, name, asked, repeats, seed, cost, refusals, trained, batch, chunk)
+    several = given is None and len(models) > 1 and any(one.unit == "tokens" for one in resolved)
+    limits = tuple(map(loader.limit, models)) if several else ()
+    return Grid(resolved, name, asked, repeats, seed, cost, refusals, trained, limits, batch, chunk)
 
 
 def _names(models: Sequence[str | LM]) -> list[str]:
@@ -249,8 +295,10 @@ def possible_lengths(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, st
             return False
         return True
 
-    if one.lengths is None or made(one.lengths):
+    if one.lengths is None or made(every := one.sampled or one.lengths):
         return one, {}
     reasons.clear()
-    rest = tuple(length for length in one.lengths if made((length,)))
-    return replace(one, lengths=rest if rest and made(rest) else ()), reasons
+    rest = tuple(length for length in every if made((length,)))
+    rest = rest if rest and made(rest) else ()
+    own = {length: reason for length, reason in reasons.items() if length in one.lengths}
+    return replace(one, lengths=tuple(n for n in one.lengths if n in rest), sampled=rest), own

@@ -240,7 +240,7 @@ def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list
     elif what.compared:
         one, _ = possible_lengths(lm, one, what.seed)
     lengths, repeats = one.lengths or (), one.repeats or DEFAULT_REPEATS
-    examples = one.bound.examples(lm, lengths, repeats, what.seed) if lengths else []
+    examples = one.examples(lm, what.seed)
     by_repeat = [[example for example in examples if example.repeat == repeat] for repeat in range(repeats)]
     places = [[(example.id, example.lengths, example.depths) for example in some] for some in by_repeat]
     fitting = [within_positions(one.bound, lm, some) for some in by_repeat]

@@ -23,13 +23,16 @@ from farspan.record.rows import (
     refuse_file,
 )
 from farspan.record.run import Run, default_folder
-from farspan.record.settings import LARGEST, continued, flat, refuse_changed_files, refuse_differences
+from farspan.record.sampled import LARGEST, LENGTHS, SAMPLED, refuse_other_texts, spanned
+from farspan.record.settings import continued, flat, refuse_changed_files, refuse_differences
 from farspan.schema.row import Row
 
 __all__ = [
     "ABSENT",
     "LARGEST",
+    "LENGTHS",
     "NOT_FAILED",
+    "SAMPLED",
     "UNFINISHED",
     "Row",
     "Run",
@@ -47,4 +50,6 @@ __all__ = [
     "refuse_changed_files",
     "refuse_differences",
     "refuse_file",
+    "refuse_other_texts",
+    "spanned",
 ]

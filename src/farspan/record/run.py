@@ -28,6 +28,7 @@ from farspan.record.rows import (
     writers_files,
     written_by,
 )
+from farspan.record.sampled import LENGTHS, SAMPLED, refuse_other_texts
 from farspan.record.settings import as_read, continued, refuse_differences
 from farspan.schema import FORM
 from farspan.schema.row import Row
@@ -145,11 +146,14 @@ class Run:
             order: names of models, in the order in which to record them; the first is the baseline of a comparison.
 
         Raises:
-            ValueError: another model of that name, another config or chat template of it, or a text that has changed.
+            ValueError: another model of that name, another config or chat template of it, a text that has changed, or
+                lengths with other texts.
         """
         identity = as_read(identity)
+        lengths = {name: identity.pop(name) for name in (LENGTHS, SAMPLED) if name in identity}
 
         def add(header: dict[str, Any]) -> None:
+            refuse_other_texts(self.folder, header, identity | lengths)
             before = header["models"].setdefault(identity["name"], identity)
             recorded, now = (one.get("sentence_nats") for one in (before, identity))
             if not _alike(recorded, now):
@@ -164,9 +168,11 @@ class Run:
                     f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
                     f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
                 )
-            known, given = (one | OPTIONAL for one in (before, identity))
+            recorded = {key: value for key, value in before.items() if key not in (LENGTHS, SAMPLED)}
+            known, given = (one | OPTIONAL for one in (recorded, identity))
             refuse_differences(self.folder, "run", known, given, may_change=("device", "sentence_nats"))
             refuse_other_config(self.folder, before, identity)
+            before |= lengths
             places = {name: place for place, name in enumerate(order)}
             names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
             header["models"] = {name: header["models"][name] for name in names}

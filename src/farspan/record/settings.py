@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farspan.record.sampled import LARGEST
 from farspan.schema.row import Row
-
-LARGEST = "largest_trained_length"  # setting: of models with different ones, in tokens
 
 
 def continued(

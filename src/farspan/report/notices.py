@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from farspan.record import changed_fields
+from farspan.record import LENGTHS, changed_fields
 from farspan.report.header import rows_of
 from farspan.report.runs import Source, cost_rows
 
@@ -104,12 +104,13 @@ def _planned(source: Source) -> tuple[int, int, bool]:
     for spec in settings["tasks"]:
         rows = [row for (task, *_), some in found.items() if task == spec for row in some]
         is_exact = is_exact and bool(rows)
-        lengths = set(given or (row.length for row in rows))
+        measured = {row.length for row in rows}
         known = repeats or len({row.repeat for row in rows})
         depths = len({row.depth for row in rows if row.status != "refused"}) or 1
         begun = [name for name in models if spec in models[name].get("tasks", {})]
         for model, method in product(begun, settings["methods"]):
             mine = found.get((spec, model, method), [])
+            lengths = set(given or models[model].get(LENGTHS, {}).get(spec) or measured)
             refused = {row.length for row in mine if row.status == "refused"}
             counts = Counter(row.length for row in mine)
             planned += known * depths * len(lengths - refused)

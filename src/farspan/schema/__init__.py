@@ -16,6 +16,7 @@ FORM = 2  # of run.json, recorded as its version: tasks by name in the settings
 EXPECTED = {"too_short": "at least one value", "string_pattern_mismatch": "hexadecimal digits in pairs, or base64"}
 
 Positive = Annotated[int, Strict(), Field(ge=1, le=LARGEST)]
+Lengths = Annotated[list[Count], Field(min_length=1)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Sum = Annotated[float, Strict(), Field(ge=0, le=1.001)]  # of shares, rounded in the model's precision
 Bits = Annotated[str, StringConstraints(pattern=r"\A([0-9a-f]{2})*\z")]
@@ -190,6 +191,9 @@ class Identity(Checked):
     # by hash of the text
     characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}
     tasks: dict[str, Words] = {}  # settings of each, for this model
+    # by task, where they follow from the models: its lengths, and those for which texts are sampled
+    lengths: dict[str, Lengths] = {}
+    sampled: dict[str, Lengths] = {}
 
 
 class Session(Checked):

@@ -30,6 +30,7 @@ from farspan.lengths import LARGEST
 from farspan.lm import LM
 from farspan.reader import TOKENS_AT_ONCE, Memory, Reader
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest
+from farspan.text.corpora import Corpus
 
 SINKS = 8  # the paper's, figure 7
 MAP_BINS = 128
@@ -117,6 +118,13 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
             Example(digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
             for repeat, tokens in enumerate(self.text.windows(lengths[-1] - separator, repeats, seed))
         ]
+
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        return [(self.text, lengths[-1] - len(lm.separator.ids), repeats)]
+
+    def shortened(self, lm: LM, example: Example[np.ndarray], lengths: tuple[int, ...]) -> Example[np.ndarray]:
+        """Return the example at these lengths, with the tokens of the longest one, which has the map."""
+        return replace(example, lengths=lengths, payload=example.payload[: lengths[-1] - len(lm.separator.ids)])
 
     def work(self, lm: LM, example: Example[np.ndarray]) -> Iterator[Work]:
         read = 0

@@ -158,8 +158,32 @@ class Bound(ABC, Generic[P]):
         """The texts read."""
         return ()
 
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        """Return each text of which `examples` reads windows as long as the longest length, with their number of tokens
+        and how many are sampled."""
+        return []
+
     @abstractmethod
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[P]]: ...
+
+    def examples_at(
+        self, lm: LM, lengths: Sequence[int], repeats: int, seed: int, sampled: Sequence[int] | None = None
+    ) -> list[Example[P]]:
+        """Return the examples at some of the lengths for which their texts are sampled.
+
+        Args:
+            sampled: all of these lengths, with those of the other models of a run; None: `lengths`. Texts depend on the
+                longest.
+        """
+        if sampled is None or sampled[-1] == lengths[-1]:
+            return self.examples(lm, lengths, repeats, seed)
+        every = self.examples(lm, (*lengths, sampled[-1]), repeats, seed)
+        kept = [(one, tuple(n for n in one.lengths if n in lengths)) for one in every]
+        return [self.shortened(lm, one, some) for one, some in kept if some]
+
+    def shortened(self, lm: LM, example: Example[P], lengths: tuple[int, ...]) -> Example[P]:
+        """Return the example at these of its lengths only."""
+        return replace(example, lengths=lengths)
 
     def num_tokens(self, lm: LM, example: Example[P], length: int) -> int:
         """Return the largest number of tokens fed at this length: the whole context."""
@@ -196,9 +220,13 @@ class Bound(ABC, Generic[P]):
         """Return a hash of what the chat template puts around the prompts; None: they do not use it."""
         return None
 
-    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...] | None:
+    def auto_lengths(self, lm: LM, repeats: int, *, quiet: bool = False) -> tuple[int, ...] | None:
         """Return the lengths for this model alone, no longer than its positions and the text allow; None: the task's
-        own `lengths`."""
+        own `lengths`.
+
+        Args:
+            quiet: print no notice.
+        """
         return None
 
     def batch(self, longest: int) -> int | None:
@@ -232,6 +260,9 @@ class BoundText(Bound[P]):
     @property
     def texts(self) -> tuple[Corpus, ...]:
         return (self.text,)
+
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        return [(self.text, lengths[-1], repeats)]
 
 
 def not_finite(tokens: int) -> str:

@@ -140,6 +140,11 @@ class BoundCurve(Curve, Bound[Texts]):
 
     @property
     def adaptive(self) -> bool:  # type: ignore[override]
+        return self.samples_windows
+
+    @property
+    def samples_windows(self) -> bool:
+        """Whether a repeat has one text for all lengths."""
         return self.protocol != "paper"
 
     @property
@@ -188,6 +193,17 @@ class BoundCurve(Curve, Bound[Texts]):
             return 0, length // 2, max(1, length // 2)
         return round(depth * (length - warmup - scored)), warmup, scored
 
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        if not self.samples_windows:
+            return []
+        pool = max(repeats, self.pool or repeats)
+        return [(text, self.window or lengths[-1], self._count(pool)) for text in self.texts]
+
+    def _count(self, pool: int) -> int:
+        """Return how many windows of a text are sampled: twice as many if its other half is the irrelevant part."""
+        one_text = self.prefix is not None and self.prefix.source == self.target.source
+        return 2 * pool if one_text else pool
+
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Texts]]:
         """Return the examples of all repeats. If I has no text of its own, groups of four repeats use each other's
         targets, in a ring, so that both halves are measured on the same targets.
@@ -210,10 +226,9 @@ class BoundCurve(Curve, Bound[Texts]):
             texts = [Texts(s, other=targets[j], other_repeat=j) for s, j in zip(targets, lent, strict=True)]
         else:
             # one text, possibly shuffled: the irrelevant part must not be the target
-            one_text = self.prefix.source == self.target.source
-            count = 2 * pool if one_text else pool
+            count = self._count(pool)
             targets = self.target.windows(window, count, seed)[:repeats]
-            first = pool if one_text else 0
+            first = count - pool
             prefixes = self.prefix.windows(window, count, seed)[first : first + repeats]
             texts = [Texts(s, prefix=i) for s, i in zip(targets, prefixes, strict=True)]
         return self._checked([self._example(lm, seed, i, tuple(lengths), t) for i, t in enumerate(texts)])
@@ -315,7 +330,7 @@ class BoundCurve(Curve, Bound[Texts]):
                     values["control_repeat"] = example.repeat if other is None else other
                     yield Result.of(example, length, memory, values, not_finite(failed), depth)
 
-    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
+    def auto_lengths(self, lm: LM, repeats: int, *, quiet: bool = False) -> tuple[int, ...]:
         """Return 16 lengths, evenly spaced, to a context of twice the trained length or the limit of positions."""
         longest = self.longest(lm, 2)
         return spaced_lengths(max(1, longest // DEFAULT_POINTS), longest, DEFAULT_POINTS)

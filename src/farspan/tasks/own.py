@@ -38,6 +38,7 @@ from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task,
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
+from farspan.text.corpora import Corpus
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given
@@ -153,6 +154,9 @@ class BoundOwn(Own, BoundText[Hidden]):
     def settings(self) -> dict[str, Any]:
         how = {} if self.questions == "same" else {"questions": self.questions}
         return {"tests": list(self.chosen), "pairs": self.pairs, **how, **self.text.named}
+
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        return [(self.text, lengths[-1] + min(FACTS, lengths[0]), repeats)]
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Hidden]]:
         """Return a window of the text for each repeat, with its facts and queries. Windows with too few words are left

@@ -234,7 +234,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         read, asked = ("read", example.payload[begin:first]), ("asked", example.payload[first:end])
         return [("separator", lm.separator.ids), read, asked], end - first
 
-    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
+    def auto_lengths(self, lm: LM, repeats: int, *, quiet: bool = False) -> tuple[int, ...]:
         """Return the lengths of `lengths` for this model that its positions and the text allow.
 
         Raises:
@@ -250,7 +250,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
                 check_target_tokens(self._num_targets, (longest,))
             return (longest,)
         fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
-        if fitting and fitting != lengths:
+        if fitting and fitting != lengths and not quiet:
             report(f"the text is too short for {lengths[-1]:,} tokens: the longest length is {fitting[-1]:,}")
         return tuple(fitting or lengths[:1])
 

@@ -29,7 +29,7 @@ from farspan.reader import Reader
 from farspan.specs import check_choices, choice
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
-from farspan.text.corpora import load
+from farspan.text.corpora import Corpus, load
 from farspan.text.retrieval import Index, open_index
 
 WINDOW = 2048  # tokens
@@ -113,6 +113,9 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
     def num_tokens(self, lm: LM, example: Example[Retrieved], length: int) -> int:
         """Return the number of tokens fed if every passage has `passage_tokens`."""
         return len(lm.separator.ids) + length * self.passage_tokens + self.window - 1
+
+    def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
+        return []  # its windows are short: the long context is passages
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Retrieved]]:
         """Return a window for each repeat, from as many documents as possible, with its passages.

@@ -69,6 +69,6 @@ class BoundRecall(BoundCurve):
 
     adaptive: ClassVar[bool] = False
 
-    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
+    def auto_lengths(self, lm: LM, repeats: int, *, quiet: bool = False) -> tuple[int, ...]:
         """Return the longest length whose whole context is within the model's trained length."""
         return (self.longest(lm, 1),)

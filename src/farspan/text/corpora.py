@@ -89,6 +89,22 @@ class Corpus:
         Raises:
             ValueError: the text holds fewer than `least` windows.
         """
+        for number, place in enumerate(self._places(length, least, seed)):
+            window = np.asarray(self.tokens[place : place + length], dtype=np.int64)
+            yield np.random.default_rng([seed, length, number]).permutation(window) if self.shuffled else window
+
+    def num_crossing(self, length: int, count: int, seed: int) -> int:
+        """Return how many of the windows of `windows` hold the end of a document and the beginning of the next one.
+
+        Raises:
+            ValueError: as `windows`.
+        """
+        places = np.array(list(islice(self._places(length, count, seed), count)), dtype=np.int64)
+        first, last = (np.searchsorted(self.starts, at, "right") for at in (places, places + length - 1))
+        return int((first != last).sum())
+
+    def _places(self, length: int, least: int, seed: int) -> Iterator[int]:
+        """Yield where the windows of `every_window` begin."""
         rng = np.random.default_rng([seed, length])
         sizes = np.diff(self.starts)
         starts = self.starts[:-1]
@@ -107,10 +123,8 @@ class Corpus:
         slots = {document: rng.permutation(per_document[document]) for document in order}
         offsets = {document: int(rng.integers(0, sizes[document] % length + 1)) for document in order}
         turns = ((cycle, one) for cycle in range(per_document.max()) for one in order if cycle < per_document[one])
-        for number, (cycle, document) in enumerate(turns):
-            place = starts[document] + offsets[document] + slots[document][cycle] * length
-            window = np.asarray(self.tokens[place : place + length], dtype=np.int64)
-            yield np.random.default_rng([seed, length, number]).permutation(window) if self.shuffled else window
+        for cycle, document in turns:
+            yield int(starts[document] + offsets[document] + slots[document][cycle] * length)
 
 
 def load(name: str, tokenizer: Any) -> Corpus:
