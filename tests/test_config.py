@@ -15,9 +15,13 @@ from farspan import hf
 from farspan.lm import LM, load, wrap
 from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import changed_fields, read_rows
+from farspan.report.exports import export
 from farspan.report.notices import same_weights
+from farspan.report.page import write_report
 from farspan.report.runs import read_run
 from farspan.train.checkpoint import refuse_other_inputs
+from farspan.train.config import read_config
+from farspan.train.smt import SmtSettings
 
 from tiny import CODE, CONFIGS, configure, refused, saved, tiny_model
 
@@ -151,6 +155,26 @@ def test_a_training_does_not_continue_with_another_config(which: str, tmp_path: 
         begun({"eps": 2.0}, continues=True)
     (tmp_path / which).unlink()  # as in checkpoints of an older version
     begun({"eps": 2.0}, continues=True)
+
+
+def test_folders_in_the_home_folder_are_found(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    measured = farspan.measure(lm, **WHAT, out="~/run")
+    assert measured.folder == tmp_path / "home" / "run"
+    assert farspan.open_run("~/run").rows == measured.rows == read_rows("~/run")
+    assert measured.save("~/drawn")
+    measure_again(read_baseline("~/run"), lm, out="~/again")
+    with refused("is the baseline itself"):
+        measure_again(read_baseline("~/run"), lm, out="~/run")
+    export("~/run", "csv", "~/exported")
+    pytest.importorskip("plotly")
+    write_report(["~/run"], Path("~/report"))
+    assert {path.name for path in (tmp_path / "home").iterdir()} == {"run", "again", "exported", "report", "drawn"}
+    training = read_config("smt-demo", SmtSettings, ["out=~/training"])
+    assert training.out == str(tmp_path / "home" / "training")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_reports_name_the_configs_that_differ_under_the_same_weights(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import hashlib
+import json
 import platform
 import re
 import sysconfig
@@ -17,7 +18,7 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, CTRLTokenizer, PreTrainedTokenizerFast
 
 from farspan.files import parse_json
 from farspan.text import checksums, corpora, tokenising, utf8
@@ -26,7 +27,8 @@ from farspan.text.documents import read_texts
 from farspan.text.library import COPY, MIN_CHARACTERS, builtin_texts, copied, installed, is_held_out
 from farspan.train.batches import train_tokenizer
 
-from tiny import write_lines
+from tiny import refused as one_line
+from tiny import tiny_tokenizer, write_lines
 
 
 class Counting:
@@ -201,12 +203,15 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyP
             list(read_texts(name))
 
 
+EXPECTED = "expected files that end in .txt, .md, .jsonl, .ndjson, .parquet."
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ((), "got no files, expected files that end in .txt, .md, .jsonl, .parquet. Give another folder, or name one"),
+        ((), f"got no files, {EXPECTED} Give another folder, or name one"),
         (("b.py", "sub/LICENSE", ".a.txt"), "got .py, no ending, expected files that end in"),
-        (("a.csv", "b.csv"), "got .csv, expected files that end in .txt, .md, .jsonl, .parquet. Name one file: "),
+        (("a.csv", "b.csv"), f"got .csv, {EXPECTED} Name one file: "),
     ],
 )
 def test_a_folder_without_texts_is_refused_with_its_endings(files: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -324,6 +329,42 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes('{"text": "é"}\n'.encode("latin-1"))
     with pytest.raises(ValueError, match=rf"{name} is not UTF-8 text: got the byte 0xe9 at place 10 .*iconv"):
         list(read_texts(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.unknown"])
+def test_utf16_and_utf32_without_a_byte_order_mark_are_refused(tmp_path: Path, name: str, encoding: str) -> None:
+    (tmp_path / name).write_bytes('{"text": "Plain text."}\n'.encode(encoding))
+    with one_line(rf"{name} is not UTF-8 text: got the character NUL in (character|line) \d.* iconv"):
+        list(read_texts(str(tmp_path / name)))
+
+
+def test_lines_of_ndjson_are_documents(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.ndjson", [{"text": "one"}, {"text": "two"}])
+    write_lines(tmp_path / "b.NDJSON", [{"body": "three"}])
+    assert list(read_texts(str(tmp_path / "a.ndjson"))) == ["one", "two"]
+    assert list(read_texts(f"{tmp_path / 'b.NDJSON'}#body")) == ["three"]
+    (tmp_path / "b.NDJSON").unlink()
+    assert list(read_texts(str(tmp_path))) == ["one", "two"]
+
+
+def test_tokenizers_in_python_with_other_merges_are_others(tmp_path: Path) -> None:
+    """Those of fast tokenizers are in what they write of themselves; their hashes name caches and are in runs."""
+    letters = [*"the", *(f"{letter}@@" for letter in "the")]
+    vocabulary = {token: i for i, token in enumerate(["<unk>", *letters, "th@@", "he", "the"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+
+    def hash_with(*merges: str) -> str:
+        (tmp_path / "merges.txt").write_text("\n".join(["#version", *merges, ""]))
+        made = CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+        return corpora.tokenizer_hash(made)
+
+    assert hash_with("t h", "th e</w>") == hash_with("t h", "th e</w>")
+    assert len({hash_with("t h", "th e</w>"), hash_with("th e</w>", "t h"), hash_with("h e</w>"), hash_with()}) == 4
+    fast = tiny_tokenizer()
+    settled = json.loads(fast.backend_tokenizer.to_str())
+    content = json.dumps({key: value for key, value in settled.items() if key not in ("truncation", "padding")})
+    assert corpora.tokenizer_hash(fast) == hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 # the hub

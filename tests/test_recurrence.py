@@ -25,7 +25,7 @@ from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
 from farspan.train.trainer import read_log
 
 from naive import naive_llama
-from tiny import assert_same_weights, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
+from tiny import assert_same_weights, configure, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 WORDS = [
@@ -257,6 +257,10 @@ def test_a_training_does_not_continue_from_a_base_model_that_has_changed(further
     with pytest.raises(ValueError, match=r"the model that is trained has changed since the training in .*/a began"):
         train(more)
     (Path(done.out) / "checkpoints" / "base").unlink()  # as checkpoints of an older farspan
+    configure(file.parent, rms_norm_eps=0.5)
+    with pytest.raises(ValueError, match=r"config of the model that is trained has changed .* began: rms_norm"):
+        train(more)
+    (Path(done.out) / "checkpoints" / "base_config").unlink()
     train(more)
 
 

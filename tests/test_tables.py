@@ -68,6 +68,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_kind_of_file_holds_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in ROWS))
+    (tmp_path / "a.ndjson").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "a.json").write_text(json.dumps(ROWS, ensure_ascii=False))
     for suffix, between in (("csv", ","), ("tsv", "\t")):
         lines = [between.join(f'"{word}"' for word in words) for words in (ROWS[0], *(row.values() for row in ROWS))]

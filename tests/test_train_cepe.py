@@ -40,7 +40,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import added_parameters, tiny_encoder
-from tiny import assert_same_weights, close, tiny_model, weights
+from tiny import assert_same_weights, close, configure, tiny_model, weights
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 
@@ -515,6 +515,17 @@ def test_a_training_is_not_continued_with_another_index_or_teacher(
         ValueError, match=f"the {changed} has changed since the training in .* expected {before[changed]}"
     ):
         run(settings("a", *how, "trainer.steps=4", kind=kind))
+
+
+def test_a_training_is_not_continued_with_another_config_of_the_teacher(
+    settings: Callable[..., Any], tmp_path: Path
+) -> None:
+    shutil.copytree(tmp_path / "decoder", tmp_path / "teacher")
+    how = f"distill.teacher={tmp_path / 'teacher'}", "distill.stored=false", "optimizer.decay_fraction=0"
+    distil(settings("a", *how, "trainer.steps=2", kind=DistillSettings))
+    configure(tmp_path / "teacher", rms_norm_eps=0.5)
+    with pytest.raises(ValueError, match=r"the config of the teacher has changed since .* began: rms_norm_eps was"):
+        distil(settings("a", *how, "trainer.steps=3", kind=DistillSettings))
 
 
 def test_a_training_records_the_weights_that_it_began_with(settings: Callable[..., Any], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import tiny_encoder
-from tiny import files_no_larger_than, tiny_model
+from tiny import configure, files_no_larger_than, tiny_model
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "lm": (lm.LmSettings, lm.train),
@@ -592,6 +592,22 @@ def test_a_full_disk_is_named_whatever_the_library_raises(error: Exception) -> N
         writing(Path("out/checkpoint-2")),
     ):
         raise error
+
+
+@pytest.mark.parametrize("kind", ["smt", "cepe"])
+def test_a_training_is_not_continued_from_a_base_with_another_config(
+    trained: Trained, base: Path, tmp_path: Path, kind: str
+) -> None:
+    shutil.copytree(trained.folder / kind, tmp_path / "out")
+    chosen = read_config(base / f"{kind}.toml", KINDS[kind][0], [f"out={tmp_path / 'out'}"])
+    file = base / "model" / "config.json"
+    before = file.read_text()
+    try:
+        configure(base / "model", rms_norm_eps=0.5)
+        with pytest.raises(ValueError, match=r"config of the model that is trained has changed .* began: rms_norm"):
+            train(kind, chosen)
+    finally:
+        file.write_text(before)
 
 
 @pytest.mark.parametrize("kind", ["smt", "cepe"])

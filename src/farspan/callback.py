@@ -25,6 +25,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
+from farspan.files import expanded
 from farspan.hf.modes import evaluating
 from farspan.lengths import check_lengths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
@@ -156,7 +157,8 @@ class MeasuringCallback(TrainerCallback, ABC):
         if not state.is_world_process_zero:
             return
         task = self.prepare(model, kwargs.get("processing_class"))
-        self.folder = _run_folder(Path(self.out or Path(args.output_dir) / self.name), begins=state.global_step == 0)
+        base = expanded(self.out or Path(args.output_dir) / self.name)
+        self.folder = _run_folder(base, begins=state.global_step == 0)
         self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         grid = Grid((task,), self.text, cost=False, compared=False, trained=(), **self._what)
         autocast = str(self._autocast).removeprefix("torch.") if self._autocast else None

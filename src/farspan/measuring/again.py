@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from farspan.files import expanded
 from farspan.lm import LM
 from farspan.measuring.arguments import methods_of
 from farspan.measuring.grid import measure
@@ -96,7 +97,7 @@ def measure_again(
         ValueError: `out` is the baseline's folder; the model has another tokenizer, or the tasks another version or
             text than the baseline's, or lengths that follow from another trained length; and as `farspan.measure`.
     """
-    if out is not None and Path(out).resolve() == Path(baseline.folder).resolve():
+    if out is not None and expanded(out).resolve() == Path(baseline.folder).resolve():
         raise ValueError(f"{out} is the baseline itself: give another folder for the new rows (--out), or leave it out")
     loader = loader or Load()
     settings = baseline.header["settings"]

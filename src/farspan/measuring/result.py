@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farspan.extras import optional_import
-from farspan.files import added
+from farspan.files import added, expanded
 from farspan.record import Row, latest, read_header, read_rows, refuse_file
 from farspan.record.rows import writers_files
 from farspan.specs import check_known
@@ -118,9 +118,9 @@ class Measured:
         Raises:
             ValueError: the folder holds something else.
         """
-        if folder is None or Path(folder).resolve() == self.folder.resolve():
+        if folder is None or expanded(folder).resolve() == self.folder.resolve():
             return self.results.draw()
-        to = Path(folder)
+        to = expanded(folder)
         refuse_file(to)
         if to.exists() and any(to.iterdir()):
             if not (to / "run.json").exists():
@@ -164,4 +164,4 @@ def open_run(folder: str | Path) -> Measured:
     Raises:
         ValueError: the folder holds no run, or a damaged one.
     """
-    return Measured(Path(folder), latest(read_rows(folder)))
+    return Measured(expanded(folder), latest(read_rows(folder)))

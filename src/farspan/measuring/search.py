@@ -35,7 +35,7 @@ from jaxtyping import Float
 
 from farspan import hf
 from farspan.extras import optional_import
-from farspan.files import read_json, write
+from farspan.files import expanded, read_json, write
 from farspan.hf.attend import frequencies
 from farspan.lengths import check_lengths
 from farspan.lm import LM
@@ -192,7 +192,7 @@ def search_rope(
     what = Grid(tasks, text, chosen, repeats, seed, trained=(lm.trained_length,), **how)
     searched = {"shape": shape, "factor": float(factor), "max_nats": float(max_nats)}
     header = what.header | {"search": searched, "methods": [NAME]}
-    folder = Path(out) if out is not None else default_folder("search", [lm.name], header)
+    folder = expanded(out) if out is not None else default_folder("search", [lm.name], header)
     with Run.open(folder, header) as run:
         memory, nats = begin_model(lm, what, run, (), watch)
         _check_beyond(memory, lm, what)

@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
+from farspan.files import expanded
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.measuring.adaptive import prepared, round_one
@@ -119,7 +120,7 @@ class Grid:
         files = hashes_of(methods)
         settings = self.header | {"methods": names} | ({"files": files} if files else {})
         if out is not None:
-            return Path(out), settings
+            return expanded(out), settings
         command = self.tasks[0].name if len(self.tasks) == 1 and not self.cost else "compare"
         return default_folder(command, _names(models), settings), settings
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from farspan.files import parse_json, read_json, refuse_special
+from farspan.files import expanded, parse_json, read_json, refuse_special
 from farspan.schema import FORM, check_example, check_header, check_row
 from farspan.schema.row import Row
 
@@ -48,8 +48,8 @@ def read_header(folder: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder holds no run, or its run.json is damaged or of a newer farspan.
     """
-    path = Path(folder) / "run.json"
-    refuse_file(Path(folder))
+    path = expanded(folder) / "run.json"
+    refuse_file(expanded(folder))
     try:
         header = read_json(path)
     except FileNotFoundError as error:
@@ -77,7 +77,7 @@ def read_rows(folder: str | Path) -> list[Row]:
         ValueError: the folder holds no run, or a line that is not a row.
     """
     read_header(folder)
-    return merged([read_file(file)[0] for file in writers_files(Path(folder), ".jsonl")])
+    return merged([read_file(file)[0] for file in writers_files(expanded(folder), ".jsonl")])
 
 
 def merged(parts: Sequence[list[Row]]) -> list[Row]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.extras import optional_import
-from farspan.files import write
+from farspan.files import expanded, write
 from farspan.record import refuse_file
 from farspan.report.cells import cells_of
 from farspan.report.export import quality_table, write_csv
@@ -47,7 +47,7 @@ def write_report(
     assert not any("</script" in script.lower() for script in scripts)
     sources = read_sources(folders, notice)
     groups = grouped(sources, MEMBERS)
-    out = Path(out)
+    out = expanded(out)
     refuse_file(out)
     _refuse_others(out)
     parts = reports(groups, out)

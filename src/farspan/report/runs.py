@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from farspan.files import expanded
 from farspan.record import Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
@@ -131,7 +132,7 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
     """
     if not folders:
         raise ValueError("no run was given: name one or more run folders")
-    paths = list({Path(folder).resolve(): Path(folder) for folder in folders})
+    paths = list({folder.resolve(): folder for folder in map(expanded, folders)})
     names = _endings(paths)
     found = []
     for path, name in zip(paths, names, strict=True):
@@ -174,7 +175,7 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
     Raises:
         ValueError: no run, a run without rows, or no such model in it.
     """
-    path = Path(run)
+    path = expanded(run)
     _check_run(path)
     header, rows = read_header(path), read_rows(path)
     if not rows:

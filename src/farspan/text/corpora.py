@@ -180,14 +180,17 @@ def join(documents: Iterable[np.ndarray], separator: tuple[int, ...]) -> Int[np.
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """Return a hash of the tokenizer's parts that determine the ids of a text: the whole fast tokenizer, or class,
-    vocabulary and added tokens."""
+    vocabulary with added tokens, and merges."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         settled = json.loads(backend.to_str())
         # truncation and padding depend on the last call
         content = json.dumps({key: value for key, value in settled.items() if key not in ("truncation", "padding")})
     else:
-        content = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
+        parts = [type(tokenizer).__name__, tokenizer.get_vocab()]
+        if ranks := getattr(tokenizer, "bpe_ranks", None):
+            parts.append([list(pair) for pair in sorted(ranks, key=ranks.__getitem__)])
+        content = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -3,9 +3,10 @@
 A text is named by one string, the same in every command and config:
 
     path/to/file.txt            one document (any suffix but those of tables: UTF-8 text)
-    path/to/file.jsonl#column   one document per row: .jsonl, .json, .csv, .tsv or .parquet; column `text` unless named
-    path/to/folder              all .txt, .md, .jsonl and .parquet files in it and its folders, in order of their names;
-                                hidden files and files of hidden folders are left out
+    path/to/file.jsonl#column   one document per row: .jsonl, .ndjson, .json, .csv, .tsv or .parquet; column `text`
+                                unless named
+    path/to/folder              all .txt, .md, .jsonl, .ndjson and .parquet files in it and its folders, in order
+                                of their names; hidden files and files of hidden folders are left out
     org/name@config:split#column  a hub dataset (config optional, split `train`, column `text` unless named)
     builtin                     Python's library: see `farspan.text.library`; also builtin:train, builtin:held-out
     random                      uniformly sampled tokens of the model's vocabulary
@@ -29,7 +30,7 @@ from farspan.text.hub import HUB_ID, hub_rows
 from farspan.text.library import builtin_texts
 from farspan.text.utf8 import TextFile, refuse_surrogates
 
-FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")
 Document = str | TextFile | None  # None: a row without a text
 Text = str | Path | Sequence[str]  # a name, or documents
 LONGEST_NAME = 4096  # characters; a longer string is a document

@@ -1,4 +1,4 @@
-"""The formats of files with named columns: jsonl, json, csv, tsv and parquet, read row by row."""
+"""The formats of files with named columns: jsonl (also named ndjson), json, csv, tsv and parquet, read row by row."""
 
 import csv
 import json
@@ -148,6 +148,7 @@ def _class_names(metadata: bytes, path: Path) -> dict[str, list[str]]:
 
 FORMATS: dict[str, Callable[[Path, str | None], Rows]] = {
     ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
     ".json": _json,
     ".csv": _separated(","),
     ".tsv": _separated("\t"),

@@ -13,7 +13,7 @@ class TextFile:
     """The text of a UTF-8 file, in blocks, without its byte-order mark and with `\\n` as the only line end.
 
     Raises, when it is read:
-        ValueError: not UTF-8.
+        ValueError: not UTF-8, or UTF-16 or UTF-32 without a byte-order mark, which is UTF-8 with NUL characters.
     """
 
     def __init__(self, path: Path) -> None:
@@ -21,7 +21,11 @@ class TextFile:
 
     def __iter__(self) -> Iterator[str]:
         with _opened(self.path) as file:
+            read = 0
             while block := file.read(BLOCK):
+                if "\0" in block:
+                    raise _with_nul(self.path, f"character {read + block.index(chr(0)):,}")
+                read += len(block)
                 yield block
 
 
@@ -33,7 +37,17 @@ def read_text(path: Path) -> str:
 def lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of the text of a file, as `TextFile`, with their ends."""
     with _opened(path) as file:
-        yield from file
+        for number, line in enumerate(file, 1):
+            if "\0" in line:
+                raise _with_nul(path, f"line {number:,}")
+            yield line
+
+
+def _with_nul(path: Path, place: str) -> ValueError:
+    return ValueError(
+        f"{path} is not UTF-8 text: got the character NUL in {place}, as in files in UTF-16 or UTF-32. Convert the "
+        "file first, for instance with iconv -f UTF-16LE -t UTF-8, or remove the character"
+    )
 
 
 @contextmanager

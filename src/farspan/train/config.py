@@ -55,7 +55,7 @@ class Settings(BaseModel):
 def _folder(name: str) -> str:
     if not name.strip() or "\0" in name:
         raise ValueError("expected the name of a folder, such as models/mine; . is the current folder")
-    return name
+    return str(files.expanded(name)) if name.startswith("~") else name
 
 
 Out = Annotated[str, AfterValidator(_folder)]  # the folder that a training writes

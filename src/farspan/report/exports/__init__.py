@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from farspan.files import written
+from farspan.files import expanded, written
 from farspan.record import refuse_file
 from farspan.report.exports.eval_results import write_eval_results
 from farspan.report.exports.every_eval_ever import write_every_eval_ever
@@ -69,7 +69,7 @@ def export(
     source = read_run(run, model)
     if to not in ROWS:
         source = measured_part(source, notice)
-    folder = Path(out) if out is not None else source.folder / "export"
+    folder = expanded(out) if out is not None else source.folder / "export"
     refuse_file(folder)
     with_dataset: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
     with TemporaryDirectory() as place:
