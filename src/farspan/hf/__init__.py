@@ -24,6 +24,7 @@ from farspan.hf.rotary import (
     rope_frequencies,
     rope_precision,
     rotary_modules,
+    rotation_error,
     set_rope,
 )
 from farspan.hf.scope import Scope, alone, check_scope
