@@ -236,6 +236,21 @@ def test_families_that_would_be_read_wrongly_are_refused_by_name(
     assert lm.model.config._attn_implementation == before
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("text", ["topk:k=1000", "sinks:window=20", "knorm:capacity=20", "temperature:original=10"])
+def test_learned_weight_on_no_key_is_refused_however_small(text: str, dtype: torch.dtype, tokenizer: Any) -> None:
+    """Without it, the hidden states of the probe differ by less than the tolerance of the dtype."""
+    model = tiny_model("gpt_oss", attn_implementation="eager").to(dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.constant_(parameter, -8.0)
+    with (
+        refused("with GptOssForCausalLM: its attention is more than queries"),
+        method(text).on(wrap(model, tokenizer, "")),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "glm", "cohere"])
 def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(2, 60)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from farspan.hf.attend import Call, Layer, angles, dense, turned
-from farspan.hf.attention import replaced_attention
+from farspan.hf.attention import more_than_keys, replaced_attention
 from farspan.hf.decoder import decoder_of, plain_hidden
 from farspan.hf.facts import input_device, position_limit
 from farspan.hf.masks import layer_windows
@@ -71,7 +71,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         if len(seen) < len(windows) or not windows:
             raise ValueError(around)
         if not close(given, expected):
-            raise ValueError(f"{refusal}: its attention is more than queries, keys and values")
+            raise ValueError(more_than_keys(name, family))
         return dict(seen)
 
     with torch.no_grad():
