@@ -148,13 +148,24 @@ def test_a_text_beyond_the_trained_length_has_a_warning_with_methods_that_reach_
 
 @pytest.mark.parametrize(
     ("how", "warned"),
-    [("rope:type=yarn,factor=2", True), ("rope:type=yarn,factor=9", False), ("sinks:window=20,sinks=2", False)],
+    [
+        ("rope:type=yarn,factor=2", True),
+        ("rope:type=yarn,factor=9", False),
+        ("rope:type=yarn,factor=2+temperature", True),
+        ("rope:type=yarn,factor=9+temperature", False),
+        ("sinks:window=20,sinks=2", False),
+    ],
 )
 def test_a_plan_warns_of_a_text_beyond_what_a_method_reaches(how: str, warned: bool, saved: Path) -> None:
     arguments = ["ask", str(saved / "model"), "--context", str(saved / "a.txt"), "--plan", "--trained-length", "30"]
     result = CliRunner().invoke(app, [*arguments, "--method", how])
     assert result.exit_code == 0, result.stderr
-    assert ("and the method scales its positions to 60" in " ".join(result.stderr.split())) == warned
+    said = " ".join(result.stderr.split())
+    assert (
+        ("and the method scales its positions to 60" in said)
+        == ("answers beyond that are unreliable" in said)
+        == warned
+    )
 
 
 @pytest.mark.parametrize(

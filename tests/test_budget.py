@@ -1,17 +1,18 @@
 """TOVA and Knorm against keys chosen one by one; budgets as a number and as a share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from farspan.lm import LM, wrap
+from farspan.lm import LM, load, wrap
 from farspan.methods import method
 from farspan.methods.knorm import Knorm
 
 import naive
-from tiny import nats_of, some_ids, tiny_model
+from tiny import COMMON, CONFIGS, nats_of, refused, some_ids, tiny_config, tiny_model
 
 FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
 READ, TIME = 50, 60
@@ -79,3 +80,29 @@ def test_an_eviction_frees_the_keys_of_a_layer_before_those_of_the_next_are_copi
 def test_a_budget_that_keeps_nothing_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         method(text)
+
+
+JETMOE = COMMON | {"kv_channels": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("text", ["knorm:capacity=20", "tova:share=0.5", "snapkv:capacity=20,window=6"])
+@pytest.mark.parametrize(
+    ("architecture", "held"), [("deepseek_v3", "a compressed latent instead of keys"), ("jetmoe", "other keys than")]
+)
+def test_a_model_whose_cache_holds_no_keys_to_choose_from_is_refused(
+    architecture: str, held: str, text: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONFIGS, "jetmoe", ("JetMoe", JETMOE))
+    lm = wrap(tiny_model(architecture), tokenizer, architecture)
+    with refused(f"{text} cannot be used with {type(lm.model).__name__}: its cache holds {held}"), method(text).on(lm):
+        pass
+    with method("topk:k=5").on(lm) as reader:  # keeps every key
+        assert reader.read(some_ids(1, 20)).num_kept == 20
+
+
+def test_a_plan_without_weights_refuses_a_latent_too(tokenizer: Any, tmp_path: Path) -> None:
+    tiny_config("deepseek_v3").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lm = load(tmp_path, weights=False)
+    with refused("its cache holds a compressed latent instead of keys"), method("knorm:capacity=20").on(lm):
+        pass

@@ -362,7 +362,7 @@ def test_changes_of_nats_are_not_points(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_file_of_a_method_that_has_changed_is_refused(tmp_path: Path) -> None:
     factors, pairs = tmp_path / "factors.json", 64
     factors.write_text(json.dumps([1.0] * pairs))
-    how, run = f"rope:type=factors,file={factors}", tmp_path / "run"
+    how, run = f"rope:type=factors,factor=4,file={factors}", tmp_path / "run"
     library.measure("demo", how, TASKS[1], **MEASURED, lengths=32, repeats=2, out=run)
     factors.write_text(json.dumps([2.0] * pairs))
     said = refused(farspan("check", run, "demo", "--out", tmp_path / "again", *CPU))

@@ -446,7 +446,7 @@ def test_a_refused_method_that_is_left_out_is_in_no_table_and_no_failure(lm: LM,
 
 def test_a_run_is_not_continued_with_a_file_of_a_method_that_has_changed(lm: LM, text: str, tmp_path: Path) -> None:
     factors = tmp_path / "factors.json"
-    how = f"rope:type=factors,file={factors}"
+    how = f"rope:type=factors,factor=4,file={factors}"
     factors.write_text("[1, 2]")  # of another model
     assert {cell.failed for cell in compared([lm], text, tmp_path, [how], cost=False)} == {"refused"}
     factors.write_text("[1, 2, 3, 4]")

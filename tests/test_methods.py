@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +12,16 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+from farspan import hf
 from farspan.hf import attend as attention
-from farspan.lm import LM, wrap
+from farspan.lm import LM, load, wrap
 from farspan.methods import SPELLINGS, method
 from farspan.methods.rope import ntk, scaled
 from farspan.methods.topk import largest
 from farspan.text import retrieval
 
 from naive import naive_llama, snapkv, streaming
-from tiny import close, nats_by, nats_of, open_lm, some_ids, tiny_model
+from tiny import COMMON, CONFIGS, FACTORS, close, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
 
 FAMILIES = [
     "llama",
@@ -234,6 +236,21 @@ def test_families_that_would_be_read_wrongly_are_refused_by_name(
     assert lm.model.config._attn_implementation == before
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("text", ["topk:k=1000", "sinks:window=20", "knorm:capacity=20", "temperature:original=10"])
+def test_learned_weight_on_no_key_is_refused_however_small(text: str, dtype: torch.dtype, tokenizer: Any) -> None:
+    """Without it, the hidden states of the probe differ by less than the tolerance of the dtype."""
+    model = tiny_model("gpt_oss", attn_implementation="eager").to(dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.constant_(parameter, -8.0)
+    with (
+        refused("with GptOssForCausalLM: its attention is more than queries"),
+        method(text).on(wrap(model, tokenizer, "")),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "glm", "cohere"])
 def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(2, 60)
@@ -255,6 +272,56 @@ def test_rope_is_refused_where_it_cannot_be_changed(architecture: str, reason: s
         method("rope:type=linear,factor=2").on(open_lm(architecture, tokenizer)),
     ):
         pass
+
+
+PHIMOE = COMMON | {"num_local_experts": 2, "num_experts_per_tok": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["linear,factor=4", "ntk,factor=4", "yarn,factor=4", "truncated,turns=8", f"factors,factor=4,file={FACTORS}"],
+)
+def test_rope_is_refused_where_the_model_ignores_its_frequencies(
+    text: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PhiMoE computes its frequencies from its config at each forward."""
+    monkeypatch.setitem(CONFIGS, "phimoe", ("Phimoe", PHIMOE))
+    lm, ids = open_lm("phimoe", tokenizer), some_ids(1, 40)
+    before, own = nats_by("full", lm, ids), lm.model.model.rotary_emb.inv_freq
+    with refused("and PhimoeForCausalLM does not rotate by those that it is given"), method(f"rope:type={text}").on(lm):
+        pass
+    assert lm.model.model.rotary_emb.inv_freq is own
+    same(nats_by("full", lm, ids), before)
+    assert (nats_by("selfextend:group=3,window=14", lm, ids) - before).abs().max() > 0.01
+
+
+def test_a_scaled_rope_is_set_only_where_the_model_rotates_by_it(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONFIGS, "phimoe", ("Phimoe", PHIMOE))
+    for wanted in ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}):
+        with refused(f"PhimoeForCausalLM cannot rotate by a RoPE of type {wanted['rope_type']}"):
+            hf.set_rope(tiny_model("phimoe"), {"rope_theta": 10_000.0} | wanted)
+    lm, ids = open_lm("phimoe", tokenizer), some_ids(1, 40)
+    before = nats_by("full", lm, ids)
+    hf.set_rope(lm.model, {"rope_type": "default", "rope_theta": 80_000.0})  # as by ntk, which it can
+    lm.model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    given = nats_by("full", lm, ids)
+    assert (given - before).abs().max() > 0.01
+    same(nats_by("full", load(tmp_path), ids), given)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "cohere", "glm", "gpt_neox", "gemma3", "deepseek_v3"])
+def test_frequencies_that_a_rotary_module_uses_are_recognised_in_any_layout(architecture: str) -> None:
+    model = tiny_model(architecture)
+    kind = hf.full_attention_rope(model)[1]
+    (module,) = hf.rotary_modules(model)
+    inv_freq = module._buffers["inv_freq" if kind is None else f"{kind}_inv_freq"]
+    assert hf.rotation_error(module, (1, 4096), inv_freq, 1.0, kind) < 1e-6
+    assert hf.rotation_error(module, (1, 4096), inv_freq, 1.1, kind) > 0.05
+    assert hf.rotation_error(module, (1, 4096), inv_freq / 4, 1.0, kind) > 0.05
+    assert hf.rotation_error(module, (1, 4096), inv_freq[:-1], 1.0, kind) == math.inf
 
 
 def test_rope_of_half_precision_frequencies_is_put_right(tokenizer: Any) -> None:

@@ -80,7 +80,8 @@ def test_the_tokens_of_a_plan_are_those_that_are_fed(
 
 
 @pytest.mark.parametrize(
-    "architecture", ["llama", "qwen3", "mistral", "gemma3", "gpt2", "falcon", "bloom", "recurrent_gemma"]
+    "architecture",
+    ["llama", "qwen3", "mistral", "gemma3", "gpt2", "falcon", "bloom", "recurrent_gemma", "gemma4", "deepseek_v3"],
 )
 def test_flops_are_those_that_torch_counts(architecture: str, tokenizer: Any) -> None:
     lm = wrap(tiny_model(architecture), tokenizer, architecture)

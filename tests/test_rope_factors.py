@@ -15,7 +15,7 @@ from farspan.methods import method
 from farspan.methods.rope import Rope
 
 from naive import by_pairs
-from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
+from tiny import nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
 
 FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
 FACTORS = [1.0, 1.25, 3.0, 8.0]
@@ -76,7 +76,7 @@ def test_a_config_with_longrope_gives_what_transformers_makes_of_it(tokenizer: A
 @pytest.mark.parametrize("other", ["", "+sinks:window=20,sinks=3+temperature:original=20"])
 def test_the_doctor_passes_factors_from_a_file(other: str, file: Path, lm: LM) -> None:
     text = "the quick brown fox jumps over the lazy dog, and 31 foxes 41 dogs; " * 20
-    checks = doctor.diagnose(lm, method(f"rope:type=factors,file={file}{other}"), text)
+    checks = doctor.diagnose(lm, method(f"rope:type=factors,factor=4,file={file}{other}"), text)
     assert not [check for check in checks if check.passed is False]
     assert all(check.passed for check in checks if check.name in ("no-op", "at work", "cuts", "rope", "causality"))
 
@@ -98,7 +98,7 @@ def test_factors_of_another_model_and_files_without_any_are_refused(
     content: Any, reason: str, lm: LM, tmp_path: Path
 ) -> None:
     (tmp_path / "f.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=reason), method(f"rope:type=factors,file={tmp_path}/f.json").on(lm):
+    with pytest.raises(ValueError, match=reason), method(f"rope:type=factors,factor=4,file={tmp_path}/f.json").on(lm):
         pass
 
 
@@ -114,6 +114,40 @@ def test_the_factor_of_a_config_without_one_is_the_ratio_of_its_lengths(lm: LM, 
         assert found[1] == math.sqrt(1 + math.log(4) / math.log(512))
     with pytest.raises(ValueError, match="another model: got original length = 256, expected 512"):
         method(f"rope:type=factors,file={tmp_path}/of_another.json").frequencies(lm)
+
+
+@pytest.mark.parametrize("content", [FACTORS, {"long_factor": FACTORS}, {"long_factor": FACTORS, "factor": None}])
+def test_factors_without_a_factor_are_refused(content: Any, lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text(json.dumps(content))
+    how = method(f"rope:type=factors,file={tmp_path}/f.json")
+    with refused(r"needs a factor, and .*f\.json has none: write for example rope:type=factors,factor=4,"), how.on(lm):
+        pass
+    with pytest.raises(ValueError, match="needs a factor"):
+        how.extended(512)
+    assert method(f"rope:type=factors,factor=4,file={tmp_path}/f.json").extended(512) == 2048
+
+
+@pytest.mark.parametrize("factor", [0, 0.5, math.nan, "4", True])
+def test_a_factor_out_of_range_in_a_file_is_refused(factor: Any, lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text(json.dumps({"long_factor": FACTORS, "factor": factor}))
+    with (
+        refused(r"f\.json has factor = .*, expected at least 1"),
+        method(f"rope:type=factors,file={tmp_path}/f.json").on(lm),
+    ):
+        pass
+
+
+def test_null_in_a_file_of_factors_counts_as_left_out(lm: LM, tmp_path: Path) -> None:
+    null = dict.fromkeys(("factor", "rope_theta", "original_max_position_embeddings", "attention_factor"))
+    lengths = {"max_position_embeddings": 2048, "original_max_position_embeddings": 512}
+    for content, more in (
+        ({"long_factor": FACTORS} | null, "factor=4,"),
+        (lengths | {"rope_scaling": {"long_factor": FACTORS} | null}, ""),
+    ):
+        (tmp_path / "f.json").write_text(json.dumps(content))
+        found = method(f"rope:type=factors,{more}file={tmp_path}/f.json").frequencies(lm)
+        assert found is not None
+        assert found[1] == math.sqrt(1 + math.log(4) / math.log(512))
 
 
 def test_the_factor_is_that_of_the_file(lm: LM, tmp_path: Path) -> None:

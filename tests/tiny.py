@@ -55,6 +55,9 @@ COMMON = PLAIN | {"num_key_value_heads": 2}
 GPT = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16, "mamba_n_groups": 1}
 HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
+LATENT = {"kv_lora_rank": 12, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 10}
+MLA = PLAIN | LATENT | {"num_key_value_heads": 4, "head_dim": 4}  # multi-head latent attention
+EXPERTS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # the name of a config's class in transformers, and its fields
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", COMMON),
@@ -80,6 +83,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3Text",
         COMMON | {"head_dim": 8, "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "gemma4": (  # heads of the global layers are larger
+        "Gemma4Text",
+        COMMON
+        | {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+        | {"sliding_window": 40, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+        | {"num_hidden_layers": 3, "hidden_size_per_layer_input": 0},
+    ),
+    "deepseek_v3": ("DeepseekV3", MLA | EXPERTS),
     "llama4": (  # chunked attention
         "Llama4Text",
         COMMON | {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 40},

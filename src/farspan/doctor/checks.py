@@ -8,7 +8,7 @@ from torch import Tensor
 
 from farspan import hf
 from farspan.doctor.subject import Check, Subject, largest, nats_of, reason
-from farspan.hf.attend import angles, frequencies
+from farspan.hf.attend import frequencies
 from farspan.methods import Method
 from farspan.reader import Reader
 
@@ -184,18 +184,13 @@ def rope(subject: Subject, reader: Reader) -> Check:
     theta, own = hf.plain_rope(lm.model, name=str(method))
     unchanged = frequencies(theta, 2 * len(own))
     trained, longer = lm.trained_length or 1, reader.lm.trained_length or 1
-    far = torch.tensor([1, trained - 1, trained, 2 * trained + 1, longer])
+    far = [1, trained - 1, trained, 2 * trained + 1, longer]
     worst, change = 0.0, 0.0
     _, kind = hf.full_attention_rope(lm.model)
     for module in hf.rotary_modules(lm.model):
-        place = next(module.buffers()).device
-        cosines, _ = module(torch.zeros(1, 1, device=place), far[None].to(place), *([] if kind is None else [kind]))
-        here, pairs = cosines[0].float().cpu(), len(own)
-        layouts = (here[:, :pairs], here[:, ::2])  # half and half; interleaved
-        expected, unscaled = angles(far, wanted).cos() * scale, angles(far, unchanged).cos()
-        worst = max(worst, min(largest(one, expected) for one in layouts if one.shape == expected.shape))
-        change = max(change, min(largest(one, unscaled) for one in layouts if one.shape == unscaled.shape))
-    note = f"cosines at positions up to {int(far.max()):,} are the formula's; unscaled ones differ by {change:.2g}"
+        worst = max(worst, hf.rotation_error(module, far, wanted, scale, kind))
+        change = max(change, hf.rotation_error(module, far, unchanged, 1.0, kind))
+    note = f"cosines at positions up to {max(far):,} are the formula's; unscaled ones differ by {change:.2g}"
     changed = change > 0.01 or torch.allclose(wanted, unchanged)
     if not changed:
         note = f"the cosines are still the model's own: the scaling of {method} is ignored"

@@ -15,6 +15,12 @@ from farspan.hf.attend import Attend, Call, Eviction, Layer, SinkWindow, keeps_t
 from farspan.hf.scope import Scope, changed
 
 _NUMBERS = count()
+LEARNED_SINKS = ("s_aux", "sinks")  # names under which models pass the learned weight of no key to their attention
+
+
+def more_than_keys(name: str, family: str) -> str:
+    """Return the error of attention that cannot be computed from its queries, keys and values alone."""
+    return f"{name} cannot be used with {family}: its attention is more than queries, keys and values"
 
 
 @dataclass
@@ -36,11 +42,13 @@ class CustomAttention(Scope):
         layers: list[Layer],
         *,
         name: str,
+        family: str,
         shape: SinkWindow | None,
         padding: bool,
         eviction: Eviction | None = None,
     ) -> None:
         super().__init__(name)
+        self.family = family  # of the model, for error messages
         self.attend, self.layers = attend, layers
         self.shape = shape  # caches drop keys outside of it during reading; None: they keep all
         self.eviction = eviction  # chooses the keys to keep after the text has been read; None: all
@@ -85,7 +93,14 @@ class CustomAttention(Scope):
         softcap: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Attend as transformers' attention functions do: [batch, heads, time, dim] to [batch, time, heads, dim]."""
+        """Attend as transformers' attention functions do: [batch, heads, time, dim] to [batch, time, heads, dim].
+
+        Raises:
+            ValueError: a layer with weight on no key (attention sinks that are learned, as in gpt-oss), or inputs of a
+                model called directly from which positions cannot be derived.
+        """
+        if any(kwargs.get(learned) is not None for learned in LEARNED_SINKS):
+            raise ValueError(more_than_keys(self.name, self.family))
         layer, now = self.layers[module.layer_idx], self.now
         batch, heads, time, dim = query.shape
         if now is not None:
@@ -158,7 +173,8 @@ def replaced_attention(
     before = [(c, c._attn_implementation_internal) for c in configs if hasattr(c, "_attn_implementation_internal")]
     if any(str(own).startswith("farspan_") for _, own in before):
         raise ValueError(f"{name} cannot be put on a model whose attention another method has replaced")
-    stand_in = CustomAttention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
+    kinds: dict[str, Any] = {"shape": shape, "padding": padding, "eviction": eviction}
+    stand_in = CustomAttention(attend, layers, name=name, family=type(model).__name__, **kinds)
     AttentionInterface.register(key, stand_in)
     AttentionMaskInterface.register(key, stand_in.mask)
 

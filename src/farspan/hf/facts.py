@@ -1,9 +1,8 @@
 """Facts about a model that measuring and training need: devices, limits, sizes, the first non-finite output."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,15 +40,62 @@ def position_limit(model: Any) -> int | None:
 def key_bytes_per_token(model: Any) -> int:
     """Return the bytes of one token's keys and values over all layers, from the config; an upper bound with windows."""
     config = model.config.get_text_config(decoder=True)
-    heads, dim = heads_of(config)
-    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    return 2 * config.num_hidden_layers * key_value_heads * dim * model.dtype.itemsize
+    return sum(cost.held for cost in _attention_costs(config)) * int(model.dtype.itemsize)
 
 
 def heads_of(config: Any) -> tuple[int, int]:
-    """Return the number of query heads, 0 for a model without attention, and their dimension."""
+    """Return the number of query heads, 0 for a model without attention, and the dimension of their queries and keys;
+    if it differs between layers, that of the first."""
+    config = layer_configs(config)[0]
     heads = getattr(config, "num_attention_heads", None)
-    return (heads, getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else (0, 0)
+    if not heads:
+        return 0, 0
+    if getattr(config, "kv_lora_rank", None):  # its head_dim is that of the rotated part
+        return heads, config.qk_nope_head_dim + config.qk_rope_head_dim
+    return heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+class _AttentionCost(NamedTuple):
+    """The cost of one attention layer."""
+
+    window: int | None  # tokens, the query's own included; None: the whole text
+    per_pair: float  # multiplications and additions per query-key pair
+    held: int  # numbers in the cache per token
+
+
+def _attention_costs(config: Any) -> list[_AttentionCost]:
+    """Return the cost of each attention layer."""
+    layers, shared = layer_configs(config), getattr(config, "num_kv_shared_layers", None) or 0
+    costs = []
+    for index, window in _windows(config).items():
+        per_pair, held = _per_pair(layers[index]), _held(layers[index])
+        costs.append(_AttentionCost(window, per_pair, held if index < len(layers) - shared else 0))
+    return costs
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """Return the config of each layer; they differ in Gemma 4, whose global layers have larger heads."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * config.num_hidden_layers
+
+
+def _per_pair(config: Any) -> float:
+    """Return a layer's multiplications and additions per query-key pair: of its scores and sums, and of the scores of
+    an indexer (sparse attention)."""
+    heads, dim = heads_of(config)
+    values = config.v_head_dim if getattr(config, "kv_lora_rank", None) else dim
+    indexer = getattr(config, "index_n_heads", None) or 0
+    return 2.0 * heads * (dim + values) + (2.0 * indexer * (config.index_head_dim + 1) if indexer else 0.0)
+
+
+def _held(config: Any) -> int:
+    """Return how many numbers a layer caches per token: its keys and values. Multi-head latent attention (MLA) caches
+    a compressed latent, the rotated part of one key, and the key of an indexer if it has one; all heads share them."""
+    if rank := getattr(config, "kv_lora_rank", None):
+        return int(rank + config.qk_rope_head_dim + (getattr(config, "index_head_dim", None) or 0))
+    heads, dim = heads_of(config)
+    return 2 * (getattr(config, "num_key_value_heads", None) or heads) * dim
 
 
 def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
@@ -69,9 +115,9 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
         for name, p in model.named_parameters()
         if id(p) not in embeddings
     )
-    heads, dim = heads_of(config)
-    layers = Counter(_windows(config))
-    per_pair = {window: 4.0 * heads * dim * count for window, count in layers.items()}
+    per_pair: dict[int | None, float] = {}
+    for cost in _attention_costs(config):
+        per_pair[cost.window] = per_pair.get(cost.window, 0.0) + cost.per_pair
     return 2.0 * body, per_pair, 2.0 * config.hidden_size * model.get_input_embeddings().num_embeddings
 
 
@@ -82,15 +128,16 @@ def _share_of_experts(config: Any) -> float:
     return (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
 
 
-def _windows(config: Any) -> list[int | None]:
-    """Return each attention layer's window in tokens, the query's own included; None: the whole text."""
+def _windows(config: Any) -> dict[int, int | None]:
+    """Return the window of each attention layer in tokens, the query's own included, by layer; None: the whole text."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        return [window] * config.num_hidden_layers
+        return dict.fromkeys(range(config.num_hidden_layers), window)
     chunk = getattr(config, "attention_chunk_size", None)
     windows = {"sliding_attention": window, "hybrid_sliding": window, "chunked_attention": chunk}
-    return [windows.get(kind) for kind in kinds if kind not in ("linear_attention", "conv", "moe")]
+    others = ("linear_attention", "conv", "moe")
+    return {index: windows.get(kind) for index, kind in enumerate(kinds) if kind not in others}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch.distributed
 from torch import Tensor
 from transformers.distributed import DistributedConfig
 
-from farspan.hf.facts import input_device
+from farspan.hf.facts import input_device, layer_configs
 
 
 def num_parts(model: Any) -> int:
@@ -52,9 +52,11 @@ def check_divides(config: Any, wanted: DistributedConfig | None, name: str) -> N
             f"model {name!r} cannot be divided among {num_parts} devices: transformers has no plan for the tensor "
             f"parallelism of {config.model_type}. Use one device for each model, {instead}"
         )
-    heads = text.num_attention_heads
-    key_value_heads = getattr(text, "num_key_value_heads", None) or heads
-    if heads % num_parts or key_value_heads % num_parts:
+    for layer in layer_configs(text):
+        heads = layer.num_attention_heads
+        key_value_heads = getattr(layer, "num_key_value_heads", None) or heads
+        if heads % num_parts == 0 and key_value_heads % num_parts == 0:
+            continue
         raise ValueError(
             f"model {name!r} has {heads} heads and {key_value_heads} key-value heads, which {num_parts} devices cannot "
             f"divide evenly: choose a number that divides both (--gpus-per-model), {instead}"

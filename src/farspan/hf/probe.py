@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from farspan.hf.attend import Call, Layer, angles, dense, turned
-from farspan.hf.attention import replaced_attention
+from farspan.hf.attention import more_than_keys, replaced_attention
 from farspan.hf.decoder import decoder_of, plain_hidden
 from farspan.hf.facts import input_device, position_limit
 from farspan.hf.masks import layer_windows
 from farspan.hf.parallel import refuse_divided
 from farspan.hf.rotary import rope_frequencies
+from farspan.hf.stream import Stream
 
 PROBE_LENGTH = 24  # tokens
 
@@ -55,8 +56,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         seen[call.layer.index] = call.query.flatten(1, 2), call.key
         return dense(call)
 
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % vocabulary)[None]
+    ids = _probe_ids(model)
 
     def watched(start: int) -> dict[int, tuple[Tensor, Tensor]]:
         seen.clear()
@@ -71,7 +71,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         if len(seen) < len(windows) or not windows:
             raise ValueError(around)
         if not close(given, expected):
-            raise ValueError(f"{refusal}: its attention is more than queries, keys and values")
+            raise ValueError(more_than_keys(name, family))
         return dict(seen)
 
     with torch.no_grad():
@@ -91,6 +91,41 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         Layer(index, _frequencies(here[index], there[index], known, refusal), window)
         for index, window in enumerate(windows)
     ]
+
+
+def _probe_ids(model: Any) -> Tensor:
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % vocabulary)[None]
+
+
+def check_cached_keys(model: Any, layers: list[Layer], *, name: str) -> None:
+    """Check that the cache of a model holds the keys that its attention reads, of which an eviction keeps a part.
+
+    Args:
+        layers: from `attention_layers`.
+        name: the method's, for error messages.
+
+    Raises:
+        ValueError: the cache holds something else, such as a compressed latent. For a model without weights, only what
+            its config shows.
+    """
+    refusal = f"{name} cannot be used with {type(model).__name__}: its cache holds"
+    if getattr(model.config.get_text_config(decoder=True), "kv_lora_rank", None):
+        raise ValueError(f"{refusal} a compressed latent instead of keys, of which {name} keeps a part: use full")
+    if input_device(model).type == "meta":
+        return
+    alike: list[bool] = []
+
+    def watching(call: Call) -> Tensor:
+        held = stream.state.layers[call.layer.index].keys
+        alike.append(torch.equal(held, call.key[:, :, -held.shape[2] :]))  # with a window it holds only the last ones
+        return dense(call)
+
+    with replaced_attention(model, watching, layers, name=name, padding=True) as attention, torch.no_grad():
+        stream = Stream(model, PROBE_LENGTH, attention)
+        stream.step(_probe_ids(model))
+    if not all(alike):
+        raise ValueError(f"{refusal} other keys than its attention reads, of which {name} keeps a part: use full")
 
 
 def _check_positions(model: Any, name: str) -> None:

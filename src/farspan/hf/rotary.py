@@ -1,6 +1,7 @@
 """Reading and replacing the frequencies of a model's RoPE."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,12 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from farspan.hf.attend import angles
 from farspan.hf.decoder import decoder_of
 from farspan.hf.facts import input_device
 from farspan.hf.masks import SLIDING
 from farspan.hf.scope import Scope, changed
 
 FULL = "full_attention"  # transformers' name of layers that attend to the whole text
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # types whose frequencies depend on the length of the text
+POSITIONS = (1, 4096)  # at which cosines are compared with those of the frequencies
+TOLERANCE = 1e-3  # the largest difference of equal cosines
 
 
 def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
@@ -57,8 +62,13 @@ def full_attention_rope(model: Any) -> tuple[dict[str, Any], str | None]:
 @contextmanager
 def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: str) -> Iterator[Scope]:
     """Inside the `with`, let layers that attend to the whole text rotate by `inv_freq` in float32, with cosines and
-    sines multiplied by `scale`. For a model that `plain_rope` accepts."""
-    prefix = _prefix(full_attention_rope(model)[1])
+    sines multiplied by `scale`. For a model that `plain_rope` accepts.
+
+    Raises:
+        ValueError: a model that computes its cosines from other frequencies, as PhiMoE from those of its config.
+    """
+    kind = full_attention_rope(model)[1]
+    prefix = _prefix(kind)
     frequencies, factor = f"{prefix}inv_freq", f"{prefix}attention_scaling"
     before = [(one, one._buffers[frequencies], getattr(one, factor)) for one in rotary_modules(model)]
     scope = Scope(name)
@@ -67,6 +77,11 @@ def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: st
         for module, own, own_scale in before:
             module._buffers[frequencies] = inv_freq.to(own.device)
             setattr(module, factor, own_scale * scale)
+            if rotation_error(module, POSITIONS, inv_freq, own_scale * scale, kind) > TOLERANCE:
+                raise ValueError(
+                    f"{name} changes RoPE frequencies, and {type(model).__name__} does not rotate by those that it is "
+                    "given: leave RoPE unchanged, as selfextend and dca do"
+                )
 
     def restore() -> None:
         for module, own, own_scale in before:
@@ -83,6 +98,9 @@ def set_rope(model: Any, parameters: dict[str, Any]) -> None:
     Args:
         parameters: of layers that attend to the whole text; those of layers with a sliding window may be beside them,
             each under the type of its layers.
+
+    Raises:
+        ValueError: a model that cannot rotate by such a RoPE, as PhiMoE by one that is scaled linearly.
     """
     config, (_, kind) = model.config.get_text_config(decoder=True), full_attention_rope(model)
     if kind is not None and kind not in parameters:
@@ -95,6 +113,48 @@ def set_rope(model: Any, parameters: dict[str, Any]) -> None:
         for name, value in vars(made).items():
             if name.endswith(("attention_scaling", "rope_type")):
                 setattr(module, name, value)
+    full, prefix = full_attention_rope(model)[0], _prefix(kind)
+    if full.get("rope_type") in LENGTH_DEPENDENT:
+        return
+    for module in rotary_modules(model):
+        inv_freq, scale = module._buffers[f"{prefix}inv_freq"], getattr(module, f"{prefix}attention_scaling")
+        if rotation_error(module, POSITIONS, inv_freq, scale, kind) > TOLERANCE:
+            raise ValueError(
+                f"{type(model).__name__} cannot rotate by a RoPE of type {full.get('rope_type')}: choose another type, "
+                "such as ntk, or leave RoPE unchanged"
+            )
+
+
+def rotation_error(
+    module: Any, positions: Sequence[int], inv_freq: Float[Tensor, "pairs"], scale: float, kind: str | None
+) -> float:
+    """Return the largest difference of a rotary module's cosines from cos(position · inv_freq) · scale, in the
+    nearest layout: half and half, interleaved, or pairs in another order (Ernie 4.5 VL). Infinite if it gives no such
+    cosines; 0 without values (meta).
+
+    Args:
+        kind: the type of layers, if the module has a RoPE for each type (`full_attention_rope`).
+    """
+    device = next(module.buffers()).device
+    if device.type == "meta":
+        return 0.0
+    here = torch.tensor([positions], device=device)
+    expected = angles(here[0], inv_freq.to(device)).cos() * scale
+    for ids in (here, here.expand(3, 1, -1)):  # the second for positions in time, height and width, as of Qwen2-VL
+        try:
+            found = module(torch.zeros(1, 1, 1, device=device), ids, *([] if kind is None else [kind]))
+        except (IndexError, KeyError, RuntimeError, TypeError):
+            continue
+        cosines = (found[0] if isinstance(found, tuple) else found.real).float()
+        cosines = cosines.reshape(-1, *cosines.shape[-2:])
+        if cosines.shape[-1] == len(inv_freq):
+            return float((cosines - expected).abs().max())
+        twice = expected.repeat(1, 2)
+        if cosines.shape[1:] != twice.shape:
+            return math.inf
+        apart = cosines - twice, cosines[..., ::2] - expected, cosines.sort(-1).values - twice.sort(-1).values
+        return min(float(one.abs().max()) for one in apart)
+    return math.inf
 
 
 def rope_precision(model: Any) -> set[torch.dtype]:
@@ -106,7 +166,7 @@ def length_dependent_rope(model: Any) -> str | None:
     """Return the model's RoPE scaling if it depends on the text's length, which makes cached keys stale; else None."""
     rope = _parameters(model)
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") in ("dynamic", "longrope"):
+        if parameters.get("rope_type") in LENGTH_DEPENDENT:
             return str(parameters["rope_type"])
     return None
 

@@ -136,6 +136,11 @@ class Composed(Method):
             trained_length = part.extended(trained_length)
         return Composed(tuple(parts))
 
+    def extended(self, trained_length: int | None) -> int | None:
+        for part in self.parts:
+            trained_length = part.extended(trained_length)
+        return trained_length
+
     @property
     def changes(self) -> tuple[str, ...]:
         return tuple(what for part in self.parts for what in part.changes)

@@ -151,9 +151,22 @@ class Rope(Method):
 
     @property
     def _factor(self) -> float:
-        """The factor, of `rope:type=factors` by default that of the file."""
+        """The factor, of `rope:type=factors` by default that of the file.
+
+        Raises:
+            ValueError: no factor is given, and the file has none or one out of range.
+        """
         if self.factor is None and self.file is not None:
-            return float(read_factors(self.file).get("factor") or 1.0)
+            if (found := read_factors(self.file).get("factor")) is None:
+                raise ValueError(
+                    f"rope:type=factors needs a factor, and {self.file} has none: write for example "
+                    f"rope:type=factors,factor=4,file={self.file} for texts 4 times as long as the model was trained on"
+                )
+            if type(found) not in (int, float) or not 1.0 <= found <= LARGEST_FACTOR:
+                raise ValueError(
+                    f"{self.file} has factor = {found!r}, expected at least 1 and at most {LARGEST_FACTOR:,}"
+                )
+            return float(found)
         return 1.0 if self.factor is None else self.factor
 
     def _original(self, lm: LM) -> int:
@@ -198,7 +211,7 @@ def read_factors(file: str) -> dict[str, Any]:
     found = {"long_factor": content} if isinstance(content, list) else content
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(found, dict) and isinstance(found.get(name), dict):
-            config, found = found, found[name]
+            config, found = found, _given(found[name])
             longest, original = config.get("max_position_embeddings"), found.get(ORIGINAL, config.get(ORIGINAL))
             if type(longest) is type(original) is int and 0 < original < longest:  # all that published configs give
                 found = {"factor": longest / original, ORIGINAL: original} | found
@@ -209,7 +222,12 @@ def read_factors(file: str) -> dict[str, Any]:
             f"{file} has no factors: expected a JSON list of positive numbers, one for each pair, or an object with "
             "such a list as long_factor"
         )
-    return found
+    return _given(found)
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields without those that are null in JSON, which count as left out."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def truncated(theta: float, dim: int, turns: float, original: int) -> Tensor:

@@ -279,12 +279,15 @@ def attending(
         eviction: chooses the keys to keep after the text has been read.
 
     Raises:
-        ValueError: a model that cannot be read in chunks, or whose attention cannot be replaced or has been already.
+        ValueError: a model that cannot be read in chunks, whose attention cannot be replaced or has been already, or
+            whose cache does not hold the keys that an eviction chooses from.
     """
     with hf.alone(lm.model):
         if (reason := _checked(lm)) is not None:
             raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
         layers = hf.attention_layers(lm.model, name=name, rotary=rotary)
+        if eviction is not None:
+            hf.check_cached_keys(lm.model, layers, name=name)
     kinds: dict[str, Any] = {"shape": shape, "eviction": eviction, "padding": padding}
     with hf.replaced_attention(lm.model, attend, layers, name=name, reserved=True, **kinds) as attention:
         yield DenseReader(lm, attention=attention)

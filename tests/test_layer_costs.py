@@ -1,0 +1,96 @@
+"""The cost of attention from a config alone, against torch's count of operations and the bytes of a real cache."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.distributed import DistributedConfig
+from typer.testing import CliRunner
+
+from farspan import hf
+from farspan.cli import app
+from farspan.hf.parallel import check_divides
+
+from tiny import CONFIGS, EXPERTS, MLA, some_ids, tiny_config, tiny_model
+
+DENSE = {"first_k_dense_replace": 2}
+INDEXER = {"index_n_heads": 3, "index_head_dim": 8, "index_topk": 256}
+LONGCAT = {"expert_ffn_hidden_size": 16, "moe_topk": 2, "zero_expert_num": 1, "n_routed_experts": 4, "num_layers": 1}
+LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("DeepseekV2", MLA | EXPERTS | DENSE),
+    "deepseek_v3": ("DeepseekV3", MLA | EXPERTS | DENSE),
+    "glm4_moe_lite": ("Glm4MoeLite", MLA | EXPERTS | DENSE),
+    "minicpm3": ("MiniCPM3", MLA),
+    "axk1": ("AXK1", MLA | EXPERTS | DENSE),
+    "youtu": ("Youtu", MLA),
+    "longcat_flash": ("LongcatFlash", MLA | LONGCAT),
+    "bailing_hybrid": ("BailingHybrid", MLA | {"layer_types": ["linear_attention", "full_attention"]}),
+    "deepseek_v32": ("DeepseekV32", MLA | EXPERTS | DENSE | INDEXER),
+    "glm_moe_dsa": ("GlmMoeDsa", MLA | EXPERTS | DENSE | INDEXER),
+    "axk2": ("AXK2", MLA | EXPERTS | DENSE | INDEXER),
+    "hy_v4": ("HYV4", MLA | EXPERTS | DENSE | INDEXER),
+}
+SHARED: dict[str, Any] = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
+SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+def model_of(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, config in LATENTS.items():
+        monkeypatch.setitem(CONFIGS, name, config)
+    return tiny_model(family, attn_implementation="eager", **changes)  # of which torch counts every product
+
+
+def counted(model: Any, length: int) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=some_ids(1, length), use_cache=False)
+    return int(counter.get_total_flops())
+
+
+FAMILIES = [("llama", {}), ("gemma4", {"sliding_window": 512}), ("gemma4", SHARED | {"sliding_window": 512})]
+
+
+@pytest.mark.parametrize(("family", "changes"), [*FAMILIES, *((name, {}) for name in LATENTS)])
+def test_operations_per_pair_are_those_that_torch_counts(
+    family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(family, changes, monkeypatch)
+    per_pair = (counted(model, 256) - 2 * counted(model, 128)) / (256**2 - 2 * 128**2)  # the share that is quadratic
+    assert sum(hf.flops(model)[1].values()) == pytest.approx(per_pair, rel=5e-3)
+
+
+@pytest.mark.parametrize(("family", "changes"), [*FAMILIES, *((name, {}) for name in LATENTS)])
+def test_bytes_of_keys_are_those_that_the_cache_holds(
+    family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, held = model_of(family, changes, monkeypatch), []
+    for length in (20, 40):
+        stream = hf.Stream(model, length)
+        with torch.no_grad():
+            stream.step(some_ids(1, length))
+        held.append(stream.num_bytes)
+    assert hf.key_bytes_per_token(model) == (held[1] - held[0]) / 20  # without states of a fixed size
+
+
+def test_layers_of_several_shapes_each_have_their_own_cost() -> None:
+    model = tiny_model("gemma4")  # 4 heads: two layers of 2 key heads of 8, one of 1 key head of 16
+    assert hf.heads_of(model.config) == (4, 8)
+    assert hf.key_bytes_per_token(model) == 2 * (2 * 2 * 8 + 16) * 4
+    assert hf.flops(model)[1] == {40: 2 * 4 * 4 * 8, None: 4 * 4 * 16}
+
+
+@pytest.mark.parametrize("options", [(), ("--plan",)], ids=["measured", "planned"])
+def test_gemma_4_is_measured_and_planned(options: tuple[str, ...], tokenizer: Any, tmp_path: Path) -> None:
+    tiny_model("gemma4").save_pretrained(tmp_path / "gemma4")
+    tokenizer.save_pretrained(tmp_path / "gemma4")
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 40)
+    arguments = ["curve", str(tmp_path / "gemma4"), "--lengths", "16,32", "--text", str(text), "--repeats", "2"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "run"), *options])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_model_whose_global_layers_have_fewer_key_heads_is_not_divided_by_more() -> None:
+    with pytest.raises(ValueError, match="4 heads and 1 key-value heads, which 2 devices cannot divide evenly"):
+        check_divides(tiny_config("gemma4"), DistributedConfig(tp_size=2), "mine")
