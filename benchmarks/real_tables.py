@@ -520,9 +520,9 @@ def seeds(model: str) -> str:
     )
 
 
-def rope_gains(model: str) -> dict[str, dict[int, Interval]]:
-    """Return, by RoPE, the `_gains` over the model as it is."""
-    first, *others = curves(model, "rope")
+def gains(model: str, part: str) -> dict[str, dict[int, Interval]]:
+    """Return, by method, the `_gains` over the model as it is."""
+    first, *others = curves(model, part)
     return {label(one): _gains(first, one) for one in others}
 
 
@@ -534,9 +534,9 @@ def _gains(first: CurveMember, one: CurveMember) -> dict[int, Interval]:
     return dict(zip(one.curve.lengths.tolist(), map(tuple, ends.tolist()), strict=True))
 
 
-def gaps(gains: Mapping[str, Mapping[int, Interval]], what: str) -> str:
+def gaps(found: Mapping[str, Mapping[int, Interval]], what: str) -> str:
     """Return a table of gains by line and length."""
-    lines = {name: {n: signed(*gain) for n, gain in line.items()} for name, line in gains.items()}
+    lines = {name: {n: signed(*gain) for n, gain in line.items()} for name, line in found.items()}
     return by_length(f"{what}, more than as it is", lines)
 
 
@@ -562,10 +562,11 @@ TABLES: dict[str, Callable[[str], str]] = {
     "methods-natural-lengths": lengths_by_member("methods-natural"),
     "natural-by-method": curve_by_member("natural-by-method"),
     "natural-by-method-lengths": lengths_by_member("natural-by-method"),
+    "natural-by-method-gaps": lambda model: gaps(gains(model, "natural-by-method"), "copied beyond guessing"),
     "far": far,
     "own-gaps": lambda model: gaps(facts_gains(model), "right answers"),
     "rope": curve_by_member("rope"),
-    "rope-gaps": lambda model: gaps(rope_gains(model), "copied beyond guessing"),
+    "rope-gaps": lambda model: gaps(gains(model, "rope"), "copied beyond guessing"),
     "encoded-curve": curve_by_member("encoded-curve"),
     "costs": lambda model: costs(quality(model, "cost"), lambda cell: member(cell.model, cell.method)),
     "gpu": gpu_seconds,
@@ -636,7 +637,7 @@ def claims() -> dict[str, bool]:
     spans = spans_of_seeds(smollm2)
     encoded = {label(one): one for one in curves(smollm2, "encoded-curve")}
     needles = {depth: line[8192] for depth, line in needle_nats(smollm2).items()}
-    rope = rope_gains(smollm2)
+    rope = gains(smollm2, "rope")
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
     heaviest = [at.as_data() for at in attention_of.at]
@@ -701,6 +702,11 @@ def claims() -> dict[str, bool]:
             for seed in DECOYS
         ),
         "Gemma 3 copies more of the books than it guesses, at its whole window": _gap(books, 32768)[0] > 0.1,
+        "Gemma 3 under YaRN by 2 and Self-Extend copies more than as it is at 1, 1.5 and 2 windows": all(
+            gain[length][1] > 0
+            for gain in gains(gemma, "natural-by-method").values()
+            for length in (32768, 49152, 65536)
+        ),
         "SmolLM2: Self-Extend has a longer span, without training": _longer_span(methods[PLAIN], methods[STRETCHED]),
         "SmolLM2: Self-Extend copies a fifth more than it guesses at two windows": _gap(methods[STRETCHED], 16384)[0]
         > 0.2,

@@ -15,14 +15,14 @@ from fake_servers import MODEL as SERVED
 from fake_servers import Fake, serving
 from test_gguf import write_gguf
 from test_longbench2 import question
-from test_qa import PEOPLE, jsonl
+from test_qa import PEOPLE
 from transformers import BertConfig, BertModel
 
 import farspan
 from farspan.loading.places import place_of
 
 from pages import ROOT
-from tiny import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer, write_lines
 
 DEMO = Path(place_of("demo"))
 MODELS = ("MODEL", "MODEL_A", "MODEL_B", "BIG_MODEL", "ID", "FOLDER", SERVED)
@@ -62,7 +62,9 @@ def files(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
                 [f"{n}: {text}", name, f"{n}: {text}", name] for n in range(20) for name, text in INTENTS.items()
             )
     passages = [{"title": f"{name} {n}", "text": f"{name} has {n} dogs."} for name in PEOPLE for n in range(2)]
-    jsonl(folder / "nq.jsonl", [{"question": f"who is {name}", "answers": [name], "ctxs": passages} for name in PEOPLE])
+    write_lines(
+        folder / "nq.jsonl", [{"question": f"who is {name}", "answers": [name], "ctxs": passages} for name in PEOPLE]
+    )
     (folder / "data.json").write_text(json.dumps([question(i) for i in range(12)]))
     shutil.copyfile(ROOT / "tests" / "data" / "llama3_8b_forgetting_curve.json", folder / "results.json")
     (folder / "configs").symlink_to(ROOT / "configs")
