@@ -16,7 +16,8 @@ from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import crossings
 from farspan.measuring.setups import Setup, grid, possible_lengths
-from farspan.report.runs import read_run, unfinished
+from farspan.report.notices import unfinished
+from farspan.report.runs import read_run
 from farspan.text.corpora import Corpus
 
 from tiny import configure, open_lm, refused, tiny_model
