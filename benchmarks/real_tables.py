@@ -607,7 +607,7 @@ def draw() -> Iterator[Path]:
         texts = ((curves(model, part), text) for part, text in TEXTS.items() if part != "nested")
         if members := [replace(one, name=text) for found, text in texts for one in found]:
             yield png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
-        for part, by in (("methods", "method"), ("rope", "RoPE")):
+        for part, by in (("methods", "method"), ("natural-by-method", "method"), ("rope", "RoPE")):
             members = [replace(one, name=label(one).strip("`")) for one in curves(model, part)]
             if members := [one for one in members if part != "methods" or one.name in PICTURED]:
                 yield png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
