@@ -66,6 +66,7 @@ def shows(printed: str, shown: str) -> None:
 
 
 def masked(line: str) -> str:
-    """Return a line without its numbers and rules."""
+    """Return a line without its numbers, their units of time and memory, and rules."""
     line = re.sub(r"[─━]+|[▲▼·](?=\s|$)|p [<=] ", " ", line)
-    return " ".join(re.sub(r"[<>]?[+-]?(\d[\d,.]*\d|\d|∞)", "#", line).split())
+    line = re.sub(r"[<>]?[+-]?(\d[\d,.]*\d|\d|∞)", "#", line)
+    return " ".join(re.sub(r"# (seconds|minutes|hours|[KMG]iB)\b", "#", line).split())

@@ -25,7 +25,7 @@ from pages import ROOT
 from tiny import tiny_model, tiny_tokenizer, write_lines
 
 DEMO = Path(place_of("demo"))
-MODELS = ("MODEL", "MODEL_A", "MODEL_B", "BIG_MODEL", "ID", "FOLDER", SERVED)
+MODELS = ("MODEL", "MODEL_A", "MODEL_B", "BIG_MODEL", "SMOLLM2", "TRAINED", "ID", "FOLDER", SERVED)
 INTENTS = {"card_arrival": "When will my card be here?", "lost_card": "I cannot find my card.", "limit": "How much?"}
 
 
