@@ -330,7 +330,7 @@ def first(folder: Path, out: Path) -> None:
     """Measure the forgetting curve on Python's own library, and write its picture and page."""
     measured = measure(
         [load(folder, dtype=cpu_dtype())],  # type: ignore[arg-type]
-        tasks=["curve"],
+        tasks=["curve:protocol=auto"],
         lengths="auto",
         minutes=10,
         out=out / "first",
