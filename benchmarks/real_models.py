@@ -332,7 +332,7 @@ def first(folder: Path, out: Path) -> None:
         [load(folder, dtype=cpu_dtype())],  # type: ignore[arg-type]
         tasks=["curve:protocol=auto"],
         lengths="auto",
-        minutes=10,
+        minutes=12,
         out=out / "first",
     )
     for path in (*measured.save(), *write_report([measured.folder], out / "report")):

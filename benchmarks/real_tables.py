@@ -582,7 +582,17 @@ TABLES: dict[str, Callable[[str], str]] = {
     "seeds": seeds,
     **{
         part: quality_by_method(part)
-        for part in ("perplexity", "encoded", "own", "needle", "sst2", "trec", "banking77", "qmsum")
+        for part in (
+            "perplexity",
+            "methods-perplexity",
+            "encoded",
+            "own",
+            "needle",
+            "sst2",
+            "trec",
+            "banking77",
+            "qmsum",
+        )
     },
 }
 
