@@ -18,7 +18,7 @@ from farspan.lm import LM, load, wrap
 from farspan.methods import SPELLINGS, method
 from farspan.methods.rope import ntk, scaled
 from farspan.methods.topk import largest
-from farspan.text import retrieval
+from farspan.text import encoders, retrieval
 
 from naive import naive_llama, snapkv, streaming
 from tiny import COMMON, CONFIGS, FACTORS, close, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
@@ -557,7 +557,7 @@ def test_weights_by_words_follow_the_256_tokens_behind_the_passages(
 def test_weights_by_vectors_are_inner_products(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 2.0]]).numpy()
     encoder = SimpleNamespace(encode=lambda texts, show_progress_bar: vectors[: len(texts)])
-    monkeypatch.setattr(retrieval, "_encoder", lambda name: encoder)
+    monkeypatch.setattr(encoders, "encoder_named", lambda name: encoder)
     assert retrieval.dense("query", ["a", "b"], "some/encoder") == [3.0, 4.0]
 
 

@@ -17,7 +17,7 @@ import torch
 from test_cli import farspan, last_line, refused
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from farspan.text import checksums, retrieval
+from farspan.text import checksums, encoders, retrieval
 from farspan.text.retrieval import Index, bm25, build, open_index
 
 from tiny import refused as one_line
@@ -146,7 +146,7 @@ def test_vectors_are_searched_by_inner_product(
         counts = [[one.count(topic) + 0.01 * i for i, topic in enumerate(TOPICS)] for one in given]
         return np.array(counts, np.float32)
 
-    monkeypatch.setattr(retrieval, "_encoder", lambda name: SimpleNamespace(encode=encode))
+    monkeypatch.setattr(encoders, "encoder_named", lambda name: SimpleNamespace(encode=encode))
     monkeypatch.setattr(retrieval, "VECTORS_AT_ONCE", 7)
     index = build(text, tmp_path / "index", kind=kind, words=20, encoder="some/encoder")
     queries = ["river river castle", "planet saddle"]

@@ -32,7 +32,7 @@ def causal_mask(model: Any, positions: Int[Tensor, "batch time"], window: int | 
     return torch.zeros(visible.shape, device=positions.device).masked_fill_(~visible, torch.finfo(model.dtype).min)
 
 
-SLIDING = "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of types of layers
 
 
 def sliding_windows(model: Any) -> dict[str, int | None]:
@@ -44,13 +44,13 @@ def sliding_windows(model: Any) -> dict[str, int | None]:
     windows, others = layer_windows(model)
     if others or not windows:
         raise ValueError(f"{type(model).__name__} has layers of {', '.join(others) or 'no attention'}")
-    return {"full_attention" if window is None else SLIDING: window for window in set(windows)}
+    return {FULL if window is None else SLIDING: window for window in set(windows)}
 
 
 def layer_windows(model: Any) -> tuple[list[int | None], list[str]]:
     """Return the window of each layer (None: no window), and the kinds of layers besides full and sliding attention."""
     layers = DynamicCache(config=model.config).layers
     config = model.config.get_text_config(decoder=True)
-    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", SLIDING}
+    others = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
     others |= {type(one).__name__ for one in layers if type(one) not in (DynamicLayer, DynamicSlidingWindowLayer)}
     return [getattr(one, "sliding_window", None) for one in layers], sorted(others)

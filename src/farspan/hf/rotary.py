@@ -12,10 +12,9 @@ from torch import Tensor
 from farspan.hf.attend import angles
 from farspan.hf.decoder import decoder_of
 from farspan.hf.facts import input_device
-from farspan.hf.masks import SLIDING
+from farspan.hf.masks import FULL, SLIDING
 from farspan.hf.scope import Scope, changed
 
-FULL = "full_attention"  # transformers' name of layers that attend to the whole text
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # types whose frequencies depend on the length of the text
 POSITIONS = (1, 4096)  # at which cosines are compared with those of the frequencies
 TOLERANCE = 1e-3  # the largest difference of equal cosines

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan.extras import optional_import
 from farspan.files import built, cache_folder, read_json
-from farspan.hf.masks import SLIDING, layer_windows
+from farspan.hf.masks import FULL, SLIDING, layer_windows
 from farspan.hf.rotary import rope_frequencies, set_rope
 from farspan.loading.errors import RefusedError
 from farspan.terminal import report
@@ -58,7 +58,7 @@ SCORING = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-THETAS = {"rope.freq_base": "full_attention", "rope.freq_base_swa": SLIDING}  # with the layers of each
+THETAS = {"rope.freq_base": FULL, "rope.freq_base_swa": SLIDING}  # with the layers of each
 TURNED = "rope.dimension_count"  # of a head
 # The layers by which llama.cpp recognises the models that scale attention by the model's width, not by 256.
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -331,7 +331,7 @@ def _scale(model: Any, header: FileHeader) -> bool:
     scaling, divisors = header.scaling, header.divisors
     own = getattr(model.config, "rope_parameters", None) or {}
     # Of several RoPEs, llama.cpp scales that of the layers with full attention.
-    plain = own.get("full_attention", own)
+    plain = own.get(FULL, own)
     wanted = None
     if divisors is not None:
         pairs = torch.arange(len(divisors)) / len(divisors)
@@ -346,7 +346,7 @@ def _scale(model: Any, header: FileHeader) -> bool:
     if plain.get("rope_type", "default") != "default" or "rope_theta" not in plain:
         raise _unknown_scaling(f"{scaling['rope_type']} for a {type(model).__name__}")
     scaled = plain | scaling
-    set_rope(model, scaled if plain is own else own | {"full_attention": scaled})
+    set_rope(model, scaled if plain is own else own | {FULL: scaled})
     if wanted is not None and not _rotates_by(model, wanted):
         raise _unknown_scaling(f"{len(wanted)} divisors of at most {scaling['factor']:g} in the tensor rope_freqs")
     return True

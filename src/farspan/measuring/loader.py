@@ -63,9 +63,7 @@ class Load:
             return self(model).position_limit
         try:
             return position_limit_of(model, **self.options)
-        except (
-            ValueError
-        ):  # code that comes with a model can need its weights; other errors are raised when it is loaded
+        except ValueError:  # its own code needs weights; other errors are raised again when the model is loaded
             return None
 
 

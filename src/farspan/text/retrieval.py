@@ -72,7 +72,7 @@ def dense(query: str, passages: Sequence[str], encoder: str) -> list[float]:
     `encoder` is a sentence-transformers model, or any encoder of the hub, whose vectors are then means over tokens.
     Needs the extra `retrieval`.
     """
-    vectors = _encoder(encoder).encode([query, *passages], show_progress_bar=False)
+    vectors = encoders.encoder_named(encoder).encode([query, *passages], show_progress_bar=False)
     return [float(score) for score in vectors[1:] @ vectors[0]]
 
 
@@ -139,7 +139,7 @@ class Index:
             terms = _words(list(queries))
             found = [_best(self._bm25.get_scores(words) if words else none, count) for words in terms]
         else:
-            vectors = _encoder(self.about["encoder"]).encode(list(queries), show_progress_bar=False)
+            vectors = encoders.encoder_named(self.about["encoder"]).encode(list(queries), show_progress_bar=False)
             if self.about["kind"] == "faiss":
                 scores, numbers = self._graph.search(np.asarray(vectors, np.float32), count)
                 if (numbers < 0).any():
@@ -237,7 +237,7 @@ def build(
             _write_bm25(folder, passages, text)
         else:
             _write_vectors(folder, passages, encoder, kind)
-        record = {} if kind == "bm25" else encoders.record_of(_encoder(encoder))
+        record = {} if kind == "bm25" else encoders.record_of(encoders.encoder_named(encoder))
         (folder / "index.json").write_text(json.dumps(about | record, indent=2) + "\n")
         checksums.seal(folder)
     return _opened(out, text, about)  # perhaps written by another process
@@ -295,7 +295,7 @@ def _refuse_other_encoder(index: Index) -> None:
     if encoders.HASH not in index.about:
         return
     try:
-        encoder = _encoder(index.about["encoder"])
+        encoder = encoders.encoder_named(index.about["encoder"])
     except ValueError:
         return  # as `search` will report
     if different := encoders.difference(index.about, encoders.record_of(encoder)):
@@ -327,7 +327,7 @@ def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
 
 def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -> None:
     faiss: Any = optional_import("faiss", "faiss") if kind == "faiss" else None
-    model = _encoder(encoder)
+    model = encoders.encoder_named(encoder)
     graph: Any = None
     vectors: Any = None
     for first in range(0, len(passages), VECTORS_AT_ONCE):
@@ -365,7 +365,3 @@ def _text_hash(documents: list[str]) -> str:
         encoded = document.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()[:16]
-
-
-def _encoder(name: str) -> Any:
-    return encoders.encoder_named(name)
