@@ -26,7 +26,7 @@ from farspan.cepe.saving import ADAPTER
 from farspan.lm import fingerprint
 from farspan.measuring import trackers
 from farspan.report.training import draw_cepe_losses, draw_smt_losses
-from farspan.text import retrieval
+from farspan.text import encoders, retrieval
 from farspan.text.corpora import Corpus, load
 from farspan.text.retrieval import open_index
 from farspan.train.batches import View
@@ -243,7 +243,7 @@ def test_passages_of_an_index_are_those_on_the_same_topic(
     def encode(texts: list[str], show_progress_bar: bool) -> np.ndarray:
         return np.array([[text.count(topic) for topic in TOPICS] for text in texts], np.float32)
 
-    monkeypatch.setattr(retrieval, "_encoder", lambda name: SimpleNamespace(encode=encode))
+    monkeypatch.setattr(encoders, "encoder_named", lambda name: SimpleNamespace(encode=encode))
     made = cli("index", "--text", topical, "--out", tmp_path / "index", "--kind", kind,
                "--passage-tokens", 16, "--tokenizer", tmp_path / "decoder")  # fmt: skip
     assert "passages of 10 documents" in made.stdout
