@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_1samp
+from scipy.optimize import minimize_scalar
+from scipy.stats import binom, norm, ttest_1samp
 from test_cli import farspan, last_line, refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,7 +23,7 @@ from farspan.record import Row, read_rows
 from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
 from farspan.report.notices import same_weights, uneven_costs, unfinished
 from farspan.report.runs import Source, read_run
-from farspan.stats import Difference, tost
+from farspan.stats import Difference, paired_tost, tost
 from farspan.terminal import Terminal
 
 from tiny import CODE, write_lines
@@ -215,6 +216,73 @@ def test_changes_are_those_of_paired_t_tests(baseline: Path) -> None:
 def test_equality_without_spread_needs_five_pairs() -> None:
     assert tost(0.0, 0.0, 3.0, 0.1, 4) > 0.05 > tost(0.0, 0.0, 4.0, 0.1, 5)
     assert tost(0.2, 0.0, 4.0, 0.1, 5) == 1.0
+
+
+def changed_answers(count: int, lost: int, gained: int) -> np.ndarray:
+    return np.repeat([0.0, -1.0, 1.0], [count - lost - gained, lost, gained])
+
+
+@pytest.mark.parametrize(("count", "lost", "gained"), [(10, 0, 0), (60, 1, 0), (60, 1, 2), (80, 0, 3), (12, 5, 4)])
+def test_answers_are_equal_by_score_tests_at_the_likeliest_shares(count: int, lost: int, gained: int) -> None:
+    margin = 0.05
+
+    def beyond(far: int, near: int) -> float:
+        """p against a difference of `margin`, with the likeliest share of the other direction."""
+
+        def surprise(share: float) -> float:
+            parts = (far, margin + share), (near, share), (count - far - near, 1 - margin - 2 * share)
+            return -sum(n * np.log(p) for n, p in parts if n)
+
+        share = minimize_scalar(surprise, bounds=(1e-12, (1 - margin) / 2 - 1e-12), options={"xatol": 1e-12}).x
+        spread = np.sqrt(count * (margin + 2 * share - margin**2))
+        return float(norm.cdf((far - near - count * margin) / spread))
+
+    naive = max(beyond(lost, gained), beyond(gained, lost))
+    assert paired_tost(changed_answers(count, lost, gained), margin) == pytest.approx(naive, abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [5, 10, 30, 52, 60, 100, 200])
+def test_a_model_with_fewer_right_answers_is_seldom_called_equal(count: int) -> None:
+    """Of models that lose an answer in 20, beyond none that they gain."""
+    passes = [k for k in range(count + 1) if paired_tost(changed_answers(count, k, 0), 0.05) < 0.05]
+    assert sum(binom.pmf(k, count, 0.05) for k in passes) < 0.07  # 0.77 of 5 and 0.6 of 10 by their spread alone
+
+
+@pytest.mark.parametrize(("repeats", "verdict"), [(10, "undecided"), (52, "equal")])
+def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
+    repeats: int, verdict: str, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quality = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": False}
+    entry = {"task": "passkey", "unit": "tokens", "quality": quality, "details": []}
+    before = read_baseline(baseline)
+    header = before.header | {
+        "settings": before.header["settings"] | {"tasks": {"passkey": entry}},
+        "models": {"demo": before.header["models"]["demo"] | {"tasks": {"passkey": {}}}},
+    }
+    rows = [
+        Row(
+            "demo",
+            "full",
+            "passkey",
+            1,
+            {},
+            64,
+            i,
+            0,
+            f"p{i}",
+            depth=depth,
+            scores={"right": float(i % 3 > 0 or depth)},
+        )
+        for i in range(repeats)
+        for depth in (0.0, 1.0)
+    ]
+    source = replace(before, header=header, rows=rows)
+    found = compare(source, source)
+    (one,) = found.changes
+    assert (one.pairs, one.verdict, found.verdict) == (repeats, verdict, verdict)
+    print_changes(found, Terminal(width=200))
+    why = "none of 10 answers has changed. `equal` within 5 points then needs 52: measure the baseline with more"
+    assert (why in capsys.readouterr().out) == (verdict == "undecided")
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(0.001, "equal"), (0.0, "undecided")])

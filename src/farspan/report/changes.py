@@ -8,18 +8,19 @@ Every number has a tolerance. A change is
     better      likewise, to the other side
     undecided   else
 
-Memory and quality are paired: differences of the same texts. Times also depend on what else the machine does, so a cost
-is `worse` or `better` only if its whole 95 % interval is beyond the tolerance. Costs are those that `farspan compare`
-measures apart from the tasks.
+Memory and quality are paired: differences of the same texts. Whether right or wrong answers are `equal` is tested by
+the numbers of them that changed: while these are few, their spread alone would show too much. Times also depend on what
+else the machine does, so a cost is `worse` or `better` only if its whole 95 % interval is beyond the tolerance. Costs
+are those that `farspan compare` measures apart from the tasks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import exp, log, log1p
+from math import exp, floor, log, log1p
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 from farspan.record import Row
 from farspan.report.cells import UNCORRECTED, by_example, in_nats, independent
@@ -37,6 +38,7 @@ from farspan.stats import (
     holm,
     known_difference,
     mean_error,
+    paired_tost,
     signed_tokens,
     tost,
     two_sided,
@@ -244,6 +246,12 @@ def _quality(
             independent(((key[0], values[key]) for key in shared), group.entry) for values in (before, after)
         )
         means = [exp(one.mean()) if quality["exp"] else float(one.mean()) for one in (first, second)]
+        changed = second - first
+        found, reason = _paired(changed, margin), ""
+        is_answer = not (quality["exp"] or quality.get("graded", False) or in_nats(quality["name"]))
+        if found.tost is not None and is_answer and np.isin(changed, (-1.0, 0.0, 1.0)).all():
+            found = replace(found, tost=(p := paired_tost(changed, margin)))
+            reason = _unchanged(len(changed), margin) if p >= LEVEL and not changed.any() else ""
         yield Change(
             kind,
             quality["name"],
@@ -252,11 +260,21 @@ def _quality(
             length,
             means[0],
             means[1],
-            _paired(second - first, margin),
+            found,
             margin,
             bool(quality["higher_is_better"]),
             len(first),
+            reason=reason,
         )
+
+
+def _unchanged(count: int, margin: float) -> str:
+    """Return why `equal` is not shown although no answer has changed."""
+    needed = floor(float(ndtri(LEVEL)) ** 2 * (1 - margin) / margin) + 1  # for which `paired_tost` is below LEVEL
+    return (
+        f"none of {count} answers has changed. `equal` within {100 * margin:g} points then needs {needed:,}: measure "
+        "the baseline with more --repeats, or give a larger --tolerance"
+    )
 
 
 def _paired(values: np.ndarray, margin: float) -> Estimate:

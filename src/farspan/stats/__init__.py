@@ -40,6 +40,7 @@ from farspan.stats.intervals import (
     interval,
     mean_error,
     measured_mean,
+    paired_tost,
     student_mean,
     tost,
     two_sided,

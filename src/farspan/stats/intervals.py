@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtr, stdtr, stdtrit
 
 LEVEL = 0.05
 LEAST_PAIRS = 3  # values; with fewer nothing is tested
@@ -78,6 +78,25 @@ def tost(difference: float, error: float, freedom: float, margin: float, values:
     if error <= NO_SPREAD * abs(difference):
         return 0.5**values if abs(difference) < margin else 1.0
     return float(stdtr(freedom, -(margin - abs(difference)) / error))
+
+
+def paired_tost(differences: Float[np.ndarray, "values"], margin: float) -> float:
+    """Return p as `tost` for answers that are right or wrong, by score tests of the difference of two paired shares
+    (Tango 1998, Statistics in Medicine 17), which hold where few answers change or none.
+
+    Args:
+        differences: of paired answers: -1, 0 or 1.
+        margin: of the difference of the shares, below 1.
+    """
+    n, gained, lost = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
+
+    def beyond(far: int, near: int) -> float:
+        """Return p against a difference of `margin` or more in the direction of `far`."""
+        b = (2 * n - far + near) * margin - far - near
+        share = (math.sqrt(b**2 + 8 * n * near * margin * (1 - margin)) - b) / (4 * n)  # expected share of `near`
+        return float(ndtr((far - near - n * margin) / math.sqrt(n * (2 * share + margin * (1 - margin)))))
+
+    return max(beyond(gained, lost), beyond(lost, gained))
 
 
 def mean_error(differences: np.ndarray) -> tuple[float, float, float]:
