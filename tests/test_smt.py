@@ -187,6 +187,21 @@ def test_activations_are_computed_again_where_they_are_not_kept(
     trained_computing_again(train, settings, weights)
 
 
+def test_queries_of_rows_of_two_lengths_are_scaled_again_by_their_own_positions(settings: Make) -> None:
+    found = []
+    for again in ("false", "true"):
+        how = "smt.draw=full", "model.temperature=learned", f"trainer.activation_checkpointing={again}"
+        chosen = settings(again, *how, "model.window=32", "trainer.steps=6", "lengths.by=48")
+        train(chosen)
+        found.append([loss for _, loss in losses(chosen)])
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_the_parameters_of_a_model_trained_by_lora_are_those_that_are_saved(settings: Make) -> None:
+    chosen = settings("a", "trained.what=lora", "trainer.steps=6", "lengths.by=48")
+    assert train(chosen)["parameters"] == sum(value.numel() for value in weights(chosen).values())
+
+
 def test_workers_change_nothing(settings: Make) -> None:
     one, other = settings("one"), settings("other", "trainer.workers=2")
     train(one)

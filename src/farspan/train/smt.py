@@ -170,8 +170,8 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         weights={"sparse": 1.0, "window": settings.smt.beta},
         notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )
-    summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
-    summary["measured_on_training_text"] = of_training
+    summary |= {"trained": count.trained, "parameters": count.total, "window": rows.row, "text": rows.summary()}
+    summary |= {"from": lm.identity, "measured_on_training_text": of_training}
     lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
     draw = partial(draw_smt_losses, window=rows.row)
     return write_up(settings, summary | environment(), lm.tokenizer, smt_card, draw)
