@@ -151,6 +151,18 @@ def test_an_adapter_refuses_a_base_of_which_one_row_differs_unless_an_older_vers
         cepe.from_pretrained(tmp_path / "adapter", base=str(saved_base(tmp_path / "other", seed=1)))
 
 
+def test_an_adapter_refuses_a_base_whose_config_changed(tmp_path: Path) -> None:
+    model = cepe.from_base(saved_base(tmp_path / "base"), tiny_encoder())
+    model.save_pretrained(tmp_path / "adapter", adapter_only=True)
+    file = tmp_path / "base" / "config.json"
+    given = json.loads(file.read_text())
+    file.write_text(json.dumps(given | {"use_cache": False, "bos_token_id": 1}))  # these change no score
+    cepe.from_pretrained(tmp_path / "adapter")
+    file.write_text(json.dumps(given | {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}))
+    with pytest.raises(ValueError, match=r"rope_parameters\.rope_theta was 10000\.0, now 50\.0\. Restore"):
+        cepe.from_pretrained(tmp_path / "adapter")
+
+
 @pytest.mark.parametrize("adapter_only", [False, True])
 def test_additions_in_float32_over_a_base_in_bfloat16_stay_so(adapter_only: bool, tmp_path: Path) -> None:
     tiny_model("llama").bfloat16().save_pretrained(tmp_path / "base")

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,7 +91,7 @@ def test_the_fields_are_the_same_however_a_model_is_loaded(
     architecture: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     model = tiny_model(architecture)
-    found = hf.scoring_fields(model)
+    found = hf.scoring_fields(model.config)
     assert len(found) > 5
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     model.save_pretrained(tmp_path)
@@ -103,7 +102,7 @@ def test_the_fields_are_the_same_however_a_model_is_loaded(
 
 def test_the_fields_of_a_multimodal_model_are_those_of_its_text_decoder() -> None:
     config = Gemma3Config(text_config={"hidden_size": 32}, vision_config={"hidden_size": 64})
-    found = hf.scoring_fields(SimpleNamespace(config=config))
+    found = hf.scoring_fields(config)
     assert found["hidden_size"] == 32
     assert not [name for name in found if "vision" in name]
 
@@ -118,7 +117,7 @@ def test_fields_that_only_one_version_has_are_not_compared() -> None:
 
 def test_a_long_list_is_one_value() -> None:
     kinds = ["full_attention"] * 20
-    found = hf.scoring_fields(tiny_model("qwen3", num_hidden_layers=20, layer_types=kinds))["layer_types"]
+    found = hf.scoring_fields(tiny_model("qwen3", num_hidden_layers=20, layer_types=kinds).config)["layer_types"]
     assert found.startswith("20 values, hash ")
 
 

@@ -5,6 +5,7 @@ import math
 import runpy
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,6 +187,21 @@ def test_activations_are_computed_again_where_they_are_not_kept(
     trained_computing_again(train, settings, weights)
 
 
+def test_queries_of_rows_of_two_lengths_are_scaled_again_by_their_own_positions(settings: Make) -> None:
+    found = []
+    for again in ("false", "true"):
+        how = "smt.draw=full", "model.temperature=learned", f"trainer.activation_checkpointing={again}"
+        chosen = settings(again, *how, "model.window=32", "trainer.steps=6", "lengths.by=48")
+        train(chosen)
+        found.append([loss for _, loss in losses(chosen)])
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_the_parameters_of_a_model_trained_by_lora_are_those_that_are_saved(settings: Make) -> None:
+    chosen = settings("a", "trained.what=lora", "trainer.steps=6", "lengths.by=48")
+    assert train(chosen)["parameters"] == sum(value.numel() for value in weights(chosen).values())
+
+
 def test_workers_change_nothing(settings: Make) -> None:
     one, other = settings("one"), settings("other", "trainer.workers=2")
     train(one)
@@ -217,6 +233,24 @@ def test_pairs_cut_from_rope_stay_cut_in_the_model(settings: Make) -> None:
     loaded = transformers.AutoModelForCausalLM.from_pretrained(chosen.out).model.rotary_emb
     torch.testing.assert_close(loaded.inv_freq, expected, rtol=1e-6, atol=0)
     assert loaded.attention_scaling == 1.0
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "glm", "phi"])
+def test_pairs_are_not_cut_where_only_a_part_of_each_head_rotates(
+    family: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    with pytest.raises(ValueError, match=r"rotates a part of each head.*: use rope:type=linear, ntk or yarn"):
+        scale_rope(open_lm(family, tokenizer), "rope:type=truncated,original=64", 2048)
+
+
+@pytest.mark.parametrize("kind", ["linear,factor=4", "yarn,factor=4", "ntk,factor=4"])
+def test_a_rope_that_the_model_cannot_be_saved_with_is_refused_before_the_training(
+    kind: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = open_lm("phi3", tokenizer)  # its config allows `default` and `longrope` alone
+    with nullcontext() if kind.startswith("ntk") else pytest.raises(ValueError, match="cannot be saved with such a"):
+        scale_rope(lm, f"rope:type={kind}", 2048)
+        lm.model.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["linear,factor=4", "ntk,factor=4", "yarn,factor=4", "truncated,turns=4"])

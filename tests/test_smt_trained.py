@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from test_smt_objective import batch
 from torch import Tensor
 
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.trained import TrainedSettings, choose, plain
+from farspan.train.trainer import save_whole
 
 from tiny import refused, tiny_config, tiny_model
 
@@ -123,6 +125,19 @@ def test_a_trained_model_opens_in_plain_transformers(family: str, tmp_path: Path
     torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-6)
 
 
+def test_weights_that_transformers_keeps_in_float32_are_not_rounded_when_a_model_is_saved(tmp_path: Path) -> None:
+    model = tiny_model("deepseek_v3", first_k_dense_replace=0)
+    kept = {name: value for name, value in model.state_dict().items() if name.endswith("e_score_correction_bias")}
+    for value in kept.values():
+        value.normal_()
+    kept = {name: value.clone() for name, value in kept.items()}
+    save_whole(model, torch.bfloat16, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    assert {name for name, value in found.items() if value.dtype != torch.bfloat16} == set(kept) != set()
+    for name, value in kept.items():
+        assert torch.equal(found[name], value)
+
+
 def test_muon_has_no_need_of_other_parameters_than_matrices() -> None:
     model, _ = choose(tiny_model(), TrainedSettings())
     optimizer, _ = build(model, OptimizerSettings(name="muon", warmup_steps=0), 2)
@@ -221,6 +236,14 @@ def test_lora_is_added_to_the_weights_it_stands_beside() -> None:
     torch.testing.assert_close(merged(ids).logits, expected, rtol=0, atol=1e-4)
     moved = {name.split(".")[-2] for name, value in weights(merged).items() if not torch.equal(value, before[name])}
     assert moved == {"q_proj", "k_proj"}
+
+
+def test_lora_is_not_added_to_a_weight_of_two_modules() -> None:
+    pytest.importorskip("peft")
+    how = TrainedSettings(what="lora", rank=2, modules=("q_proj", "lm_head"))
+    with pytest.raises(ValueError, match=r"trained\.modules: lm_head uses the same weight as another module"):
+        choose(tiny_model(tie_word_embeddings=True), how)
+    choose(tiny_model(tie_word_embeddings=False), how)
 
 
 def test_lora_without_peft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from farspan.train.settings import PretrainingSettings
 from farspan.train.smt import SmtSettings
 from farspan.train.trainer import read_log
 
-from tiny import assert_same_weights, tiny_config, weights
+from tiny import assert_same_weights, tiny_config, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
@@ -203,6 +203,19 @@ def test_norms_and_embeddings_do_not_decay_and_matrices_do(name: str, tied: bool
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
     for parameter_name, parameter in model.named_parameters():
         spared = any(part in parameter_name for part in ("norm", "embed", "lm_head"))
+        assert decay[id(parameter)] == (0.0 if spared else 0.1), parameter_name
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("family", ["gpt_oss", "cohere"])
+def test_matrices_of_experts_decay_and_norms_and_biases_of_each_head_or_expert_do_not(family: str, name: str) -> None:
+    model = tiny_model(family, **({"use_qk_norm": True} if family == "cohere" else {}))
+    optimizer, _ = build(model, OptimizerSettings(name=name, weight_decay=0.1), 200)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    deepest = {"gpt_oss": 3, "cohere": 2}[family]
+    assert max(parameter.ndim for parameter in model.parameters()) == deepest
+    for parameter_name, parameter in model.named_parameters():
+        spared = any(part in parameter_name for part in ("norm", "embed", "lm_head", "bias", "sinks"))
         assert decay[id(parameter)] == (0.0 if spared else 0.1), parameter_name
 
 

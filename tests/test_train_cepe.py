@@ -643,6 +643,23 @@ def test_a_card_says_what_was_trained_and_whether_to_copy(
     assert ("do not compare this model's forgetting curve" in card) == any("warm-up" in part for part in parts)
 
 
+def test_a_card_names_the_index_of_its_passages_and_its_teacher(settings: Callable[..., Any]) -> None:
+    mixture = "data.mixture={retrieved=0.25,cat=0.75}", "data.index=indexes/mine", "data.query=8"
+    chosen = settings("a", *mixture)
+    summary = {"stage": "main", "trained": 5, "rows": 48, "from": {"separator": {"ids": [0]}}}
+    card = cepe_card(summary | {"settings": chosen.model_dump(mode="json")}, [])
+    assert (
+        "In 25% of the windows the chunks were instead the passages of the index `mine` that match the first 8" in card
+    )
+    for teacher, named in ((), "decoder"), (("distill.teacher=some/larger",), "some/larger"):
+        chosen = settings("b", *teacher, kind=DistillSettings)
+        card = cepe_card(summary | {"settings": chosen.model_dump(mode="json")}, [])
+        assert f"It learned from the distributions of {named}, which read chunks" in card
+        assert "index" not in card
+    chosen = settings("b", "distill.kl=0", kind=DistillSettings)
+    assert "distributions" not in cepe_card(summary | {"settings": chosen.model_dump(mode="json")}, [])
+
+
 def test_what_is_measured_is_reported(
     settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -280,7 +280,7 @@ def _identity(model: Any) -> dict[str, Any]:
         "attention": getattr(model.config, "_attn_implementation", None),
         "device": str(hf.input_device(model)),
         "fingerprint": fingerprint(model),
-        "config": hf.scoring_fields(model),
+        "config": hf.scoring_fields(model.config),
     }
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
+from farspan import hf
 from farspan.cepe import config as fields
 from farspan.cepe import encoder as encoders
 from farspan.cepe import surgery
@@ -22,6 +23,7 @@ from farspan.cepe.saving import ADAPTER, is_added, weights_hash
 from farspan.loading import load_config, load_tokenizer, load_weights, locating, own_module
 from farspan.loading.errors import RefusedError, explained
 from farspan.loading.places import place_of
+from farspan.record import changed_fields
 
 
 def from_base(
@@ -188,14 +190,7 @@ def _from_adapter(
         raise ValueError(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
         ) from error
-    its_hash = getattr(config, "cepe_weights_by_row", None)
-    by_row = its_hash is not None  # older versions did not record it
-    hashes = weights_hash(base, by_row=by_row), its_hash if by_row else config.cepe_weights
-    names = _name(base), made_for["name"]
-    one, other = hashes if all(hashes) else names  # quantised weights have no hash
-    if one != other:
-        its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
-        raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
+    _refuse_other_base(place, config, base)
     with explained(place, "adapter", ADAPTER, None):
         tensors = load_file(cached_file(place_of(place), ADAPTER, revision=revision, **local))
     if getattr(config, "added_dtype", None) == "float32":
@@ -213,6 +208,26 @@ def _from_adapter(
         wrong = (missing + unexpected)[0]
         raise ValueError(f"the weights of adapter {place} are not those its config.json describes: {wrong}")
     return model.eval()
+
+
+def _refuse_other_base(place: str, config: Any, base: Any) -> None:
+    """Raise ValueError if `base` is not the one that an adapter with this config was made for."""
+    made_for, its_hash = config.cepe_base, getattr(config, "cepe_weights_by_row", None)
+    by_row = its_hash is not None  # older versions did not record it
+    hashes = weights_hash(base, by_row=by_row), its_hash if by_row else config.cepe_weights
+    names = _name(base), made_for["name"]
+    one, other = hashes if all(hashes) else names  # quantised weights have no hash
+    if one != other:
+        its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
+        raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
+    if not all(hashes):
+        return  # a GGUF file holds the same config with rounded numbers
+    before, now = (hf.scoring_fields(one) for one in (config, base.config))
+    if different := changed_fields({name: value for name, value in before.items() if name not in fields.FIXED}, now):
+        raise ValueError(
+            f"adapter {place} was trained beside {_name(base)} with another config: {different}. Restore the base's "
+            "config.json, or give base="
+        )
 
 
 def _base(

@@ -20,14 +20,14 @@ WITHOUT_EFFECT = re.compile(
 LONGEST = 8  # entries of a list that are recorded one by one
 
 
-def scoring_fields(model: Any) -> dict[str, Any]:
+def scoring_fields(config: Any) -> dict[str, Any]:
     """Return the fields of a model's config that change the scores of its weights, by name, as values of JSON. Of a
     model that also reads images or sound, they are those of its text decoder.
 
     Fields at their defaults are included: one that only some versions of transformers have is then absent in the
     others, and not different.
     """
-    config = model.config.get_text_config(decoder=True)
+    config = config.get_text_config(decoder=True)
     plain = json.loads(json.dumps(config.to_dict(), default=str), parse_constant=str)  # JSON has no infinity
     return dict(sorted(_fields(plain).items()))
 

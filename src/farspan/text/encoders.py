@@ -42,7 +42,7 @@ def record_of(encoder: Any) -> dict[str, Any]:
     content = json.dumps([fingerprint(encoder), tokenizer_hash(encoder.tokenizer), parts, limits], default=str)
     record: dict[str, Any] = {HASH: hashlib.sha256(content.encode()).hexdigest()[:16]}
     body = next((part for part in encoder.modules() if hasattr(part, "config")), None)
-    return record if body is None else record | {CONFIG: hf.scoring_fields(body)}
+    return record if body is None else record | {CONFIG: hf.scoring_fields(body.config)}
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -86,10 +86,17 @@ unchanged and not in this folder. {steps:,} steps of {batch}: {decoder:,} tokens
 {chunks:,} chunks of {chunk:,}, of the text `{text}`. Open it with `farspan.load(FOLDER)` and read with the method
 `cepe:chunk={chunk},decoder_window={window}`. The licence of the decoder may hold for weights trained beside it, as
 Meta's for Llama does.
-{copies}{measured}
+{retrieved}{taught}{copies}{measured}
 """
     + END
 )
+RETRIEVED = """
+In {share:.0%} of the windows the chunks were instead the passages of the index `{index}` that match the first {query:,}
+of the decoder's tokens best; these tokens were not predicted.
+"""
+TAUGHT = """
+It learned from the distributions of {teacher}, which read chunks and decoder's tokens in one window.
+"""
 TRAINED = "an encoder and cross-attention, {trained:,} parameters, were trained beside"
 FROZEN = "cross-attention, {trained:,} parameters, was trained between a frozen encoder and"
 COPIES = """
@@ -109,12 +116,16 @@ def cepe_card(summary: Mapping[str, Any], log: Log) -> str:
         "in a share of its windows (`copied`)": data["mixture"].get("copied") and not warms_up,
     }
     how = " and ".join(when for when, copied in copies.items() if copied)
+    share, its = data["mixture"].get("retrieved"), settings.get("distill", {"kl": 0})
+    teacher = _base(its.get("teacher") or model["name"])["name"]
     return CEPE_CARD.format(
         **_base(model["name"]),
         distilled="-Distilled" if "distill" in settings else "",
         stage="warm-up" if warms_up else "main stage",
         parts=(TRAINED if model["train_encoder"] else FROZEN).format(trained=summary["trained"]),
         context="and the same tokens as" if warms_up else "after",
+        retrieved=RETRIEVED.format(share=share, index=Path(data["index"]).name, query=data["query"]) if share else "",
+        taught=TAUGHT.format(teacher=teacher) if its["kl"] else "",
         copies=COPIES.format(how=how) if how else "",
         window=data["decoder"] + len(summary["from"]["separator"]["ids"]),
         text=Path(data["text"]).name,

@@ -132,7 +132,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
 
     model = new()
     base = None if start is None else fingerprint(model)
-    inputs = {} if start is None else {"base_config": json.dumps(hf.scoring_fields(model))}
+    inputs = {} if start is None else {"base_config": json.dumps(hf.scoring_fields(model.config))}
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
     read = rows(text, trainer.rows_per_step, trainer.steps)

@@ -18,7 +18,7 @@ class OptimizerSettings(Settings):
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0)  # of matrices; never of norms, biases and embeddings
+    weight_decay: float = Field(0.1, ge=0)  # of matrices, of experts too; never of norms, biases and embeddings
     clip: float = Field(1.0, gt=0)  # largest norm of the gradient; a larger gradient is scaled down to it
     momentum: float = Field(0.95, ge=0, lt=1)  # of Muon
     warmup_steps: int | float = Field(0.05, ge=0)  # a number of steps, or, below 1, a share of all steps
@@ -60,21 +60,23 @@ def build(
     Raises:
         ValueError: as `warmup_and_decay`.
     """
-    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    spared = {id(p) for m in model.modules() if _not_decayed(m) for p in m.parameters(recurse=False)}
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    embeddings |= {id(p) for p in head.parameters()} if head is not None else set()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
-    others = [p for p in trained if p.ndim != 2 or id(p) in embeddings]
+    spared |= {id(p) for p in head.parameters()} if head is not None else set()
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    decayed = [p for name, p in trained if p.ndim > 1 and id(p) not in spared and not name.endswith("bias")]
+    known = {id(p) for p in decayed}
+    others = {"params": [p for _, p in trained if id(p) not in known], "weight_decay": 0.0}
 
     adam: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     optimizer: torch.optim.Optimizer
     if settings.name == "adamw":
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, others]
         optimizer = torch.optim.AdamW([group for group in groups if group["params"]], **adam)
     else:
         parts: list[torch.optim.Optimizer] = []
-        if matrices:  # match_rms_adamw scales Muon's update to the size of AdamW's, so that both use one rate
+        if matrices := [p for p in decayed if p.ndim == 2]:
+            # match_rms_adamw scales Muon's update to the size of AdamW's, so that both use one rate
             parts.append(
                 Muon(
                     matrices,
@@ -84,10 +86,16 @@ def build(
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
-        if others:
-            parts.append(torch.optim.AdamW(others, weight_decay=0.0, **adam))
+        stacks = {"params": [p for p in decayed if p.ndim > 2], "weight_decay": settings.weight_decay}
+        if groups := [group for group in (stacks, others) if group["params"]]:
+            parts.append(torch.optim.AdamW(groups, **adam))
         optimizer = Together(*parts)
     return optimizer, _schedule(optimizer, settings, num_steps)
+
+
+def _not_decayed(module: nn.Module) -> bool:
+    """Return whether the weights of a module are embeddings, or of a norm, which can be one for each head: a matrix."""
+    return isinstance(module, nn.Embedding) or "Norm" in type(module).__name__
 
 
 def rates(settings: OptimizerSettings, num_steps: int, count: int) -> list[float]:

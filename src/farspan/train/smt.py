@@ -170,8 +170,8 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         weights={"sparse": 1.0, "window": settings.smt.beta},
         notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )
-    summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
-    summary["measured_on_training_text"] = of_training
+    summary |= {"trained": count.trained, "parameters": count.total, "window": rows.row, "text": rows.summary()}
+    summary |= {"from": lm.identity, "measured_on_training_text": of_training}
     lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
     draw = partial(draw_smt_losses, window=rows.row)
     return write_up(settings, summary | environment(), lm.tokenizer, smt_card, draw)
@@ -224,7 +224,8 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     """Scale the model's RoPE as the method `text` does, permanently: in its config, so that it is saved with it.
 
     Raises:
-        ValueError: no RoPE method, one that depends on the length, or a model whose RoPE is scaled already.
+        ValueError: no RoPE method, one that depends on the length, a model whose RoPE is scaled already, or one that
+            cannot have, or cannot be saved with, such a RoPE.
     """
     chosen = method(text)
     if not isinstance(chosen, Rope) or chosen.type not in ("linear", "ntk", "yarn", "truncated"):
@@ -251,7 +252,19 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     if chosen.type == "yarn":
         parameters["original_max_position_embeddings"] = original
     config.max_position_embeddings = longest
+    pairs = {name: len(values) for name, values in hf.rope_frequencies(lm.model)}
     hf.set_rope(lm.model, parameters)
+    if {name: len(values) for name, values in hf.rope_frequencies(lm.model)} != pairs:  # `proportional` has all pairs
+        raise ValueError(
+            f"{chosen}: {type(lm.model).__name__} rotates a part of each head, and a checkpoint of transformers cannot "
+            "hold a RoPE with pairs cut from a part: use rope:type=linear, ntk or yarn"
+        )
+    try:
+        config.validate_rope()  # as when the trained model is saved
+    except ValueError as error:
+        raise ValueError(
+            f"{chosen}: {type(lm.model).__name__} cannot be saved with such a RoPE ({error}): use rope:type=ntk"
+        ) from error
 
 
 RECURRENCES = "recurrences.json"  # in the folder of a training

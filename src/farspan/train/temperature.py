@@ -16,6 +16,8 @@ from farspan import files, hf
 from farspan.methods.temperature import SCALES, log_n
 
 PARAMETER = "log_n_scales"  # of a query projection, [heads]
+# lengths of rows that are read before one backward pass, which can compute their queries again: `sparse`, `window`
+LENGTHS = 2
 
 
 def scale_queries(model: Any, original: int, *, learned: bool = False) -> None:
@@ -39,13 +41,17 @@ def scale_queries(model: Any, original: int, *, learned: bool = False) -> None:
             f"model.temperature scales queries after their projection, and {family} normalises them or projects them "
             "together with keys: leave it out"
         )
-    seen: dict[str, Tensor] = {}
+    seen: dict[int, Tensor] = {}  # positions by the length of a row, of the last calls
 
     def positions(module: nn.Module, given: Any, options: Any) -> None:
-        seen["positions"] = options["position_ids"] if "position_ids" in options else given[1]
+        here = options["position_ids"] if "position_ids" in options else given[1]
+        seen.pop(here.shape[-1], None)
+        seen[here.shape[-1]] = here
+        if len(seen) > LENGTHS:
+            del seen[next(iter(seen))]
 
     def scaled(module: nn.Module, given: Any, queries: Tensor) -> Tensor:
-        factor = log_n(seen["positions"], original)[..., None]
+        factor = log_n(seen[queries.shape[1]], original)[..., None]
         if learned:
             factor = factor ** getattr(module, PARAMETER)
         heads = queries.unflatten(-1, (factor.shape[-1], -1))

@@ -6,6 +6,7 @@ keeps queries, keys and values in one matrix, it is trained in two parts, one of
 is not enough, as weight decay changes weights without a gradient.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -71,11 +72,12 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
     With LoRA it is another object, a wrapper of `model`. `plain` removes the changes again.
 
     Raises:
-        ValueError: no such parameters, or a family whose queries and keys cannot be separated.
+        ValueError: no such parameters, a family whose queries and keys cannot be separated, or LoRA on tied weights.
     """
     total = sum(p.numel() for p in model.parameters())
     if settings.what == "lora":
         peft = optional_import("peft", "lora")
+        _refuse_tied(model, settings.modules)
         lora = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,
@@ -95,6 +97,19 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
         elif settings.what == "patterns":
             _train_named(model, settings.patterns)
     return model, Count.of(model, total)
+
+
+def _refuse_tied(model: nn.Module, modules: Sequence[str]) -> None:
+    """Raise ValueError if LoRA is to be added to a module, such as a tied `lm_head`, whose weight another one uses: in
+    training it changes the one module alone, but once it is merged into the weight both."""
+    used = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    for name, module in model.named_modules():
+        chosen = any(f".{name}".endswith(f".{one}") for one in modules)
+        if chosen and any(used[id(p)] > 1 for p in module.parameters(recurse=False)):
+            raise ValueError(
+                f"trained.modules: {name} uses the same weight as another module, which merging LoRA into it would "
+                'change too: leave it out, or train the weight itself, trained.what = "patterns"'
+            )
 
 
 def plain(model: Any) -> Any:

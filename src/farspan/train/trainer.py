@@ -147,8 +147,14 @@ def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> L
 
 
 def save_whole(model: Any, dtype: torch.dtype, folder: Path) -> None:
-    """Save a transformers model, its weights as `dtype`."""
-    model.to(dtype).save_pretrained(folder)
+    """Save a transformers model, its weights as `dtype`, except those that transformers keeps in float32, such as those
+    that choose the experts."""
+    kept = [*(model._keep_in_fp32_modules_strict or ())] if dtype in (torch.bfloat16, torch.float16) else []
+    kept += [*(model._keep_in_fp32_modules or ())] if dtype == torch.float16 else []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point() and not any(f".{part}." in f".{name}." for part in kept):
+            tensor.data = tensor.data.to(dtype)
+    model.save_pretrained(folder)
 
 
 def run(
