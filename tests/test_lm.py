@@ -476,6 +476,11 @@ def test_a_config_that_is_impossible_is_refused_in_one_line(folder: Path, field:
             '{"version": "1.0", "added_tokens": [], "model": {}}',
             "has a tokenizer that cannot be loaded",
         ),
+        (
+            "tokenizer.json",
+            '{"version": "1.0", "added_tokens": "x", "model": {}}',
+            "transformers does not accept. Download them again",
+        ),
         ("tokenizer_config.json", "[]", "tokenizer_config.json is damaged: expected a JSON object"),
         ("tokenizer_config.json", '{"bos_token": 5}', "has a tokenizer that cannot be loaded"),
         ("generation_config.json", "[]", "generation_config.json is damaged: expected a JSON object"),

@@ -21,6 +21,7 @@ from attack.inputs import (
     ICL,
     IMPORT,
     INDEX,
+    LONGER,
     MADE,
     OWN,
     PERPLEXITY,
@@ -724,8 +725,9 @@ LENIENT = ("trainer_state.json", "training_args.bin")  # without the first a che
 def checkpoints() -> Iterator[Input]:
     """Every file of every checkpoint and of a training's folder, damaged, and the training repeated."""
     files = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", *LENIENT)
-    for kind, argv in TRAIN.items():
-        longer = (*argv, "--set", "trainer.steps=6")
+    for kind, argv in LONGER.items():
+        longer, made = (*argv, "--set", "trainer.steps=6"), f"{kind}, longer"
+        yield Input("checkpoints", f"{kind} undamaged", longer, "ok", made=made)
         for file in files:
             place = f"out/checkpoints/checkpoint-4/{file}"
             for how in FILE_DAMAGES:
@@ -734,14 +736,14 @@ def checkpoints() -> Iterator[Input]:
                     expect = "any"
                 damage = partial(_checkpoint_file, place=place, how=how)
                 names = (file, "checkpoint-4")
-                yield Input("checkpoints", f"{kind} {file} {how}", longer, expect, names, damage, kind)
+                yield Input("checkpoints", f"{kind} {file} {how}", longer, expect, names, damage, made)
         for how in ("cut", "empty", "garbage", "json of another kind", "missing", "a folder", "deep json"):
             damage = partial(damage_file, place="out/settings.json", how=how)
             expect = "any" if how == "missing" else "refused"
-            yield Input("checkpoints", f"{kind} settings.json {how}", longer, expect, ("settings.json",), damage, kind)
+            yield Input("checkpoints", f"{kind} settings.json {how}", longer, expect, ("settings.json",), damage, made)
         for edit in ("checkpoint-best", "checkpoint-", "checkpoint-4.5", "checkpoint-4x"):
             damage = partial(_other_checkpoint, name=edit)
-            yield Input("checkpoints", f"{kind} folder {edit}", longer, "any", (edit,), damage, kind)
+            yield Input("checkpoints", f"{kind} folder {edit}", longer, "any", (edit,), damage, made)
         for path, value in (
             (("more",), 1), (("global_step",), "x"), (("global_step",), -1), (("global_step",), 10**30),
             (("log_history",), 5), (("log_history",), None), (("max_steps",), "x"), ((), []), ((), {}),
@@ -749,7 +751,7 @@ def checkpoints() -> Iterator[Input]:
             place = "out/checkpoints/checkpoint-4/trainer_state.json"
             damage = partial(edit_json, place=place, path=path, value=value)
             name = f"{kind} trainer_state {'.'.join(path) or 'whole'}={shown(json.dumps(value))}"
-            yield Input("checkpoints", name, longer, "any", ("trainer_state.json", "checkpoint-4"), damage, kind)
+            yield Input("checkpoints", name, longer, "any", ("trainer_state.json", "checkpoint-4"), damage, made)
 
 
 def _checkpoint_file(here: Path, place: str, how: str) -> None:

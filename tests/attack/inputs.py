@@ -74,6 +74,11 @@ SEARCH = (
     "--warmup", "2", "--scored", "4", "--out", "run",
 )  # fmt: skip
 TRAIN = {kind: ("train", kind, f"{kind}.toml") for kind in CONFIGS}
+# trainings whose first steps do not depend on how many follow, so that they go on with more
+LONGER = {
+    kind: (*argv, "--set", "lengths.every=2" if kind == "smt" else "optimizer.decay_fraction=0")
+    for kind, argv in TRAIN.items()
+}
 
 # what an earlier command made of the stage, by name
 MADE: dict[str, tuple[str, ...]] = {
@@ -86,6 +91,7 @@ MADE: dict[str, tuple[str, ...]] = {
     "import": IMPORT,
     "ralm": RALM,
     **TRAIN,
+    **{f"{kind}, longer": argv for kind, argv in LONGER.items()},
 }
 BEFORE = {"ralm": "index"}  # and before that
 

@@ -98,9 +98,11 @@ def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> s
                 "comes without a tokenizer that transformers can load: expected tokenizer.json, or a "
                 "sentencepiece or tiktoken file and that package. Save its tokenizer into the same folder"
             )
+        # an AttributeError or TypeError is about objects of transformers, and names nothing of the files
+        why = "" if isinstance(error, AttributeError | TypeError) else f" ({message})"
         return (
             "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
-            f"special_tokens_map.json have content that transformers does not accept ({message}). Download them again"
+            f"special_tokens_map.json have content that transformers does not accept{why}. Download them again"
         )
     if option := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", message):
         return f"has no option {option[1]!r}, which was given to load: correct its name, or leave it out"
