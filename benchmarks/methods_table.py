@@ -27,6 +27,7 @@ import recorded as kept
 import torch
 from common import Interval, end, table
 from real_tables import MISSING, by_length, costs, written
+from scipy.special import logsumexp
 from scipy.stats import rankdata
 
 from farspan import measure
@@ -46,7 +47,6 @@ MODELS = {"demo": "the embedded model"} | real_tables.MODELS
 IN_REAL_MODELS = {  # parts, by ours
     "natural": "methods-natural",
     "shuffled": "methods",
-    "perplexity": "methods-perplexity",
     "longppl": "longppl",
     "needle": "methods-needle",
     "needle-beyond": "methods-needle-beyond",
@@ -86,6 +86,7 @@ class Part:
     shuffled: bool = False
     cost: bool = False  # also seconds and memory, apart from the task
     only: str = ""  # the one method that is measured; default: all
+    lengths: tuple[int, ...] = ()  # in the task's own unit, of a task without text; about as many tokens as `shares`
 
     @property
     def name(self) -> str:
@@ -99,14 +100,15 @@ class Part:
         sizes = {"trained": trained, "window": trained - 4, "half": trained // 2, "quarter": trained // 4}
         if model != DEMO:  # the factors are those of the embedded model
             methods = [how for how in methods if "{factors}" not in how]
+        read: dict[str, Any] = {} if self.lengths else {"text": f"shuffled:{text}" if self.shuffled else text}
         probe = {"warmup": min(128, trained // 16), "scored": min(256, trained // 8)}
         return len(
             measure(
                 [lm],
                 [self.only] if self.only else [how.format(**sizes, factors=FACTORS) for how in methods],
                 [self.task.format(**probe, keys=out.parent / "keys")],
-                text=f"shuffled:{text}" if self.shuffled else text,
-                lengths=tuple(int(share * trained) for share in self.shares),
+                **read,
+                lengths=self.lengths or tuple(int(share * trained) for share in self.shares),
                 repeats=repeats or self.repeats,
                 cost=self.cost,
                 refusals=True,
@@ -126,6 +128,7 @@ PARTS = {
     "shared": Part("longppl:keys={keys}"),
     "needle": Part("needle:kind=multikey"),
     "own": Part("own"),
+    "icl": Part("icl:set=copy", repeats=64, lengths=(27, 54, 109)),
 }
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "natural text", "shuffled": "shuffled text"}
@@ -139,6 +142,7 @@ NAMES = {
 SHARE = "share of key tokens"
 NATS = "nats of needles"  # of the forced answer, also where no method answers right
 GUESSED = 7 * np.log(10)  # nats of a needle's seven digits
+ICL = "nats of demonstrated outputs"
 PRICES = {
     "memory": ("context_bytes", "memory of a context of {:,} tokens (MiB)", 2**20),
     "seconds": ("prefill_seconds", "seconds to the first token after {:,} tokens", 1),
@@ -217,7 +221,39 @@ def by_quality(part: str) -> Callable[[str], str]:
     return made
 
 
-ByMethod = dict[str, dict[str, float]]  # a number of each example, by method
+ByMethod = dict[str, dict[Any, float]]  # a number of each example, by method
+
+
+def token_nats(model: str) -> dict[int, ByMethod]:
+    """Return the nats per token by length; of a real model those of LongPPL's targets, read under every method."""
+    part, score = ("longppl", "nats_all") if model in real_tables.MODELS else ("perplexity", "nats")
+    found: dict[int, ByMethod] = {}
+    for row in rows_of(model, part)[1]:
+        if row.task == part and row.status in ("ok", "no_keys"):
+            found.setdefault(row.length, {}).setdefault(row.method, {})[row.example] = row.scores[score]
+    return dict(sorted(found.items()))
+
+
+def tokens(model: str) -> str:
+    """Return the nats per token by method and length."""
+    return _marked("nats per token", {f"{length:,}": by for length, by in token_nats(model).items()}, digits=2)
+
+
+def output_nats(model: str) -> dict[int, ByMethod]:
+    """Return the nats of the right output among all outputs, by number of demonstrations."""
+    found: dict[int, ByMethod] = {}
+    for row in rows_of(model, "icl")[1]:
+        if row.status == "ok":
+            costs = np.array(row.scores["nats"])
+            by = found.setdefault(row.length, {}).setdefault(row.method, {})
+            by[row.example] = float(costs[row.scores["gold"]] + logsumexp(-costs))
+    return found
+
+
+def outputs(model: str) -> str:
+    """Return the nats of the right output by method and number of demonstrations."""
+    columns = {f"{n} pairs": by for n, by in output_nats(model).items()}
+    return _marked("nats of the right output", columns, digits=2)
 
 
 def needle_nats(model: str, part: str = "needle", depths: Collection[float] = ()) -> dict[int, ByMethod]:
@@ -248,7 +284,7 @@ def nats(model: str) -> str:
     if len(columns) == 1:
         for name, depths in (("the first needle", (0.0,)), ("the others", (0.25, 0.5, 0.75, 1.0))):
             (columns[name],) = needle_nats(model, depths=depths).values()
-    return _marked(columns)
+    return _marked("nats of an answer", columns)
 
 
 def nats_by_distance(model: str) -> str:
@@ -257,10 +293,10 @@ def nats_by_distance(model: str) -> str:
     for depth in sorted({row.depth for row in rows_of(model, "needle-beyond")[1]}):
         ((length, methods),) = needle_nats(model, "needle-beyond", (depth,)).items()
         columns[f"{round((1 - depth) * length, -2):,.0f} back"] = methods
-    return _marked(columns) if columns else MISSING
+    return _marked("nats of an answer", columns) if columns else MISSING
 
 
-def _marked(columns: dict[str, ByMethod]) -> str:
+def _marked(what: str, columns: dict[str, ByMethod], digits: int = 1) -> str:
     """Return a table of nats with their intervals over examples, marked where they differ from those of the first
     method: paired by example, after Holm over the table."""
     tests = {(column, how): more for column, by in columns.items() for how, more in more_than_first(by).items()}
@@ -271,9 +307,9 @@ def _marked(columns: dict[str, ByMethod]) -> str:
             mean, low, high, _ = student_mean(np.array(list(by.values())))
             p, at = corrected.get((column, how)), (column, how)
             mark = MARKS[tests[at][0] < 0] if p is not None and p < 0.05 else ""
-            lines.setdefault(how, [f"`{how}`"]).append(f"{mean:.1f} [{low:.1f}, {high:.1f}]{mark}")
+            lines.setdefault(how, [f"`{how}`"]).append(f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]{mark}")
     number = max(len(by) for methods in columns.values() for by in methods.values())
-    return table([f"nats of an answer; {number} texts", *columns], list(lines.values()))
+    return table([f"{what}; {number} texts", *columns], list(lines.values()))
 
 
 def best(model: str) -> str:
@@ -303,18 +339,24 @@ def _best_span(model: str, part: str) -> Iterator[Best]:
     yield f"span, {TEXTS[part]}", f"to {longest:,}", first.method, second.method, f"{gap.known} {gap.interval}", gap.p
 
 
-def _best(model: str, part: str) -> Iterator[Best]:
+def _scores(model: str, part: str) -> tuple[int, dict[int, ByMethod]]:
+    """Return 1 if more is better, else -1, and the quality of each example by length."""
+    if part == "perplexity":
+        return -1, token_nats(model)
     header, rows = rows_of(model, part)
-    if not rows:
-        return
-    about = next(entry for entry in header["settings"]["tasks"].values() if entry["quality"]["score"])["quality"]
-    sign = 1 if about["higher_is_better"] else -1
-    for length in sorted({row.length for row in rows}):
-        at: dict[str, list[Row]] = {}
-        for row in rows:
-            if (row.task, row.length) == (PARTS[part].name, length):
-                at.setdefault(row.method, []).append(row)
-        by = {how: by_example(mine, about["score"]) for how, mine in at.items()}
+    at: dict[int, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row.task == PARTS[part].name:
+            at.setdefault(row.length, {}).setdefault(row.method, []).append(row)
+    entries = header["settings"]["tasks"].values() if rows else ()
+    about: dict[str, Any] = next((entry["quality"] for entry in entries if entry["quality"]["score"]), {})
+    found = {n: {how: by_example(mine, about["score"]) for how, mine in by.items()} for n, by in sorted(at.items())}
+    return 1 if about.get("higher_is_better") else -1, found
+
+
+def _best(model: str, part: str) -> Iterator[Best]:
+    sign, found = _scores(model, part)
+    for length, by in found.items():
         most = max(len(mine) for mine in by.values())
         whole = [how for how, mine in by.items() if len(mine) == most]
         first, second = sorted(whole, key=lambda how: (-sign * np.mean(list(by[how].values())), how))[:2]
@@ -333,9 +375,13 @@ def measures(model: str, length: int) -> dict[str, dict[str, float]]:
             for point in one.points():
                 if point["length"] == length and "memory_index" in point:
                     found.setdefault(f"memory, {text}", {})[how] = point["memory_index"]
-    for how, by in needle_nats(model).get(length, {}).items():
-        found.setdefault(NATS, {})[how] = -float(np.mean(list(by.values())))
-    for part in (one for one in NAMES if one != "needle"):
+    by_tokens = token_nats(model)
+    by_outputs = dict(zip(by_tokens, output_nats(model).values(), strict=False))  # {} of a real model
+    by_answers = needle_nats(model) | needle_nats(model, "needle-beyond")
+    for name, numbers in ((NATS, by_answers), (NAMES["perplexity"], by_tokens), (ICL, by_outputs)):
+        for how, by in numbers.get(length, {}).items():
+            found.setdefault(name, {})[how] = -float(np.mean(list(by.values())))
+    for part in (one for one in NAMES if one not in ("needle", "perplexity")):
         for cell in quality(model, part):
             if cell.length == length and cell.value is not None:
                 better = -np.log(cell.value) if cell.exp else cell.value
@@ -345,9 +391,14 @@ def measures(model: str, length: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def _compared(model: str) -> list[int]:
+    """Return the lengths at which measures are compared: of the embedded model two and four windows."""
+    return list(token_nats(model))[model == "demo" :]
+
+
 def correlations(model: str) -> str:
-    """Return Spearman's rank correlation of all pairs of measures over the methods, at two and at four windows."""
-    lengths = sorted({row.length for row in rows_of(model, "perplexity")[1]})[1:]
+    """Return Spearman's rank correlation of all pairs of measures over the methods, by length."""
+    lengths = _compared(model)
     at = {length: measures(model, length) for length in lengths}
     lines = []
     for one, other in combinations(at[lengths[0]], 2):
@@ -366,8 +417,20 @@ def _correlation(pairs: Sequence[tuple[float, float | None]]) -> str:
         return MISSING
     if not (np.ptp(values, axis=0) > 0).all():
         return f"{MISSING} (equal values)"
-    value, low, high = _resampled(values, lambda drawn: rank_correlations(drawn)[..., 0, 1])
+    value, low, high = _resampled(values, _first_two)
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
+
+
+def correlation(model: str, one: str, other: str, length: int) -> Interval:
+    """Return the rank correlation of two measures over the methods, and its interval."""
+    found = measures(model, length)
+    return _resampled(
+        np.array([(found[one][how], found[other][how]) for how in found[one] if how in found[other]]), _first_two
+    )
+
+
+def _first_two(values: np.ndarray) -> np.ndarray:
+    return rank_correlations(values)[..., 0, 1]
 
 
 def rank_correlations(values: np.ndarray) -> np.ndarray:
@@ -404,9 +467,9 @@ def against_perplexity(model: str, task: str, measure: str, length: int) -> Inte
 
 def predictors(model: str) -> str:
     """Return by how much the correlation of each measure with each task exceeds that of perplexity."""
-    lengths = sorted({row.length for row in rows_of(model, "perplexity")[1]})[1:]
+    lengths = _compared(model)
     lines = []
-    for task in (NATS, NAMES["own"]):
+    for task in (NATS, NAMES["own"], ICL):
         for measured in (*(f"memory, {text}" for text in TEXTS.values()), NAMES["longppl"], NAMES["shared"], SHARE):
             found = [against_perplexity(model, task, measured, length) for length in lengths]
             lines.append([task, measured, *(f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in found)])
@@ -421,6 +484,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "predictors": predictors,
     "nats": nats,
     "nats-by-distance": nats_by_distance,
+    "outputs": outputs,
+    "tokens": tokens,
     **{part: by_quality(part) for part in NAMES},
 }
 
@@ -514,6 +579,10 @@ def claims() -> dict[str, bool]:
             how for how, (_, high) in farthest.items() if high < GUESSED
         ]
         == [how for how in farthest if not how.startswith(("full", "rope:type=ntk"))],
+        "SmolLM2, two windows: the share of key tokens follows memory, and perplexity is not shown to": (
+            correlation(real, "memory, natural text", SHARE, 16384)[1] > 0
+            and correlation(real, "memory, natural text", NAMES["perplexity"], 16384)[1] < 0
+        ),
         "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
             against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0
         ),

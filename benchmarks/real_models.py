@@ -136,7 +136,7 @@ PARTS = {
     "methods-needle-beyond": Part("needle:kind=single", (2,), text="books-scored", methods=METHODS),
     "far": Part(PROBE, (4,), 8, text="books-scored", methods=METHODS),
     "far-shuffled": Part(PROBE, (4,), 8, text="shuffled:books-scored", methods=METHODS),
-    "longppl": Part("longppl:keys=own", (1, 2, 4), 8, text="books-scored", methods=METHODS),
+    "longppl": Part("longppl:keys=own,target_tokens={half}", (1, 2, 4), 8, text="books-scored", methods=METHODS),
     "rope": Part(
         PROBE,
         (1 / 2, 3 / 4, 15 / 16),
