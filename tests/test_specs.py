@@ -165,14 +165,19 @@ def test_what_is_parsed_is_written_so_that_it_is_parsed_to_the_same(name: str) -
         (Perplexity(), "perplexity:targets=fixed"),
         (Perplexity(target_tokens=256), "perplexity:targets=fixed,target_tokens=256"),
         (Perplexity("all"), "perplexity:targets=all,target_tokens=256"),
-        (Curve(), "curve:protocol=nested"),
-        (Curve(protocol=None), "curve:protocol=auto"),
+        (Curve(), "curve"),
+        (Curve("nested"), "curve:protocol=nested"),
         (Curve("probe", 16, 32), "curve:protocol=probe,warmup=16,scored=32"),
     ],
 )
 def test_a_task_has_one_name(one: Any, text: str) -> None:
     assert str(one) == text
     assert task(text) == one
+
+
+@pytest.mark.parametrize("text", ["curve:protocol=auto", "curve:warmup=auto", "perplexity:target_tokens=auto"])
+def test_auto_is_a_setting_that_is_left_out(text: str) -> None:
+    assert task(text) == task(text.partition(":")[0])
 
 
 @pytest.mark.parametrize("text", WRITTEN)

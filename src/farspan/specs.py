@@ -1,6 +1,6 @@
 """A method or a task as text: `name:setting=value,setting=value`; the values of a list are joined by `+`.
 
-A setting that is None is left out, or written as `auto` where leaving it out would give it another value.
+A setting that is None is left out if that is its default. `auto` is None, for every setting that can be None.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 M = TypeVar("M")
-AUTO = "auto"  # None, of a setting with another default
+AUTO = "auto"  # None
 
 
 class Kinds(Mapping[str, type[M]]):
@@ -84,8 +84,8 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
             raise ValueError(f"setting {key!r} of {noun} {problem}")
         if not value:
             raise ValueError(f"setting {key!r} of {noun} is empty: write {key}=VALUE, or leave it out")
-        chosen = value == AUTO and NoneType in get_args(hints[key]) and known[key].default is not None
-        values[key] = None if chosen else _read(noun, key, value, hints[key])
+        is_none = value == AUTO and NoneType in get_args(hints[key])
+        values[key] = None if is_none else _read(noun, key, value, hints[key])
     for key, field in known.items():
         if key not in values and field.default is MISSING:
             allowed = f", one of {', '.join(some)}" if (some := field.metadata.get("known")) else ""

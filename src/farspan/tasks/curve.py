@@ -69,7 +69,7 @@ class Texts:
 class Curve(Task):
     """The forgetting curve of the text."""
 
-    protocol: str | None = choice(get_args(Protocol), "nested")  # None: nested, beyond NESTED_TO and with depths probe
+    protocol: str | None = choice(get_args(Protocol), None)  # None: nested, beyond NESTED_TO and with depths probe
     warmup: int | None = field(default=None, metadata={"quiet": True})  # w, tokens; None: 128, beyond LONG 512
     scored: int | None = field(default=None, metadata={"quiet": True})  # k, tokens; None: 256, beyond LONG 1,024
     depths: tuple[float, ...] = field(default=(0.0,), metadata={"quiet": True})  # of the slice in its text: 0 to 1
