@@ -264,11 +264,19 @@ def of_depths(task: str, method: str, shift: float) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize(("task", "n"), [("curve", 4), ("needle", 32)])
-def test_the_depths_of_a_copied_text_are_one_example(task: str, n: int) -> None:
+@pytest.mark.parametrize(
+    ("task", "recorded", "n"),
+    [
+        ("curve", {}, 4),
+        ("needle", {}, 32),
+        ("mine", {"same_at_depths": True}, 4),
+        ("mine", {"same_at_depths": False}, 32),
+    ],
+)
+def test_the_depths_of_a_copied_text_are_one_example(task: str, recorded: dict[str, bool], n: int) -> None:
     """Slices of one text are not independent; needles at several depths are questions of their own."""
     quality = {"score": "copy", "name": "copy accuracy", "higher_is_better": True, "exp": False, "graded": True}
-    tasks = {task: {"task": task, "unit": "tokens", "quality": quality}}
+    tasks = {task: {"task": task, "unit": "tokens", "quality": quality} | recorded}
     header = {"models": {"m": {"tasks": {task: SLICES}}}, "settings": {"methods": ["full", "worse"], "tasks": tasks}}
     rows = of_depths(task, "full", 0.0) + of_depths(task, "worse", -0.1)
     full, worse = report.cells(rows, header)

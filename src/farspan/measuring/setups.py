@@ -95,8 +95,9 @@ class Grid:
     @property
     def header(self) -> dict[str, Any]:
         """Return its record for run.json."""
-        tasks = {
+        tasks: dict[str, dict[str, Any]] = {
             str(one): {"task": one.row_task, "unit": one.unit, "quality": asdict(one.quality), "details": one.details}
+            | {"same_at_depths": one.same_at_depths}
             for one in self.tasks
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}

@@ -225,6 +225,7 @@ class MeasuredTask(Checked):
     quality: Score
     version: Count | None = None
     details: list[str] = []
+    same_at_depths: bool | None = None
 
 
 class HeaderSettings(Checked):

@@ -79,6 +79,7 @@ class Curve(Task):
 
     name: ClassVar[str] = "curve"
     details: ClassVar[tuple[str, ...]] = ("copy", "control")
+    same_at_depths: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choices(self)

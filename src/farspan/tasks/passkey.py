@@ -67,6 +67,7 @@ class Passkey(Task):
     reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
     details: ClassVar[tuple[str, ...]] = ("digits",)
+    same_at_depths: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.depths <= 1000:

@@ -27,6 +27,7 @@ class Recall(Task):
 
     name: ClassVar[str] = "recall"
     details: ClassVar[tuple[str, ...]] = ("copy", "control")
+    same_at_depths: ClassVar[bool] = True
     quality: ClassVar[Quality] = Quality("copy - control", MEAN_RECALLED, higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
