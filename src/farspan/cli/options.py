@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -169,7 +169,16 @@ class LocalLoading:
             if (value := getattr(self, field.name)) != field.default
         }
 
-    def models(self, given: list[str] | None, chunk: int | None = None) -> list[str]:
+    @staticmethod
+    def refuse_unused(names: Sequence[str], models: Sequence[str]) -> None:
+        """Raise ValueError if these options were given and all models are served, so that they have no effect."""
+        from farspan.measuring.loader import is_url
+
+        if names and all(map(is_url, models)):
+            listed = ", ".join(names)
+            raise ValueError(f"{listed}: no effect on the served model {models[0]!r}. Omit {listed}")
+
+    def models(self, given: list[str] | None) -> list[str]:
         """Return the models to measure.
 
         Raises:
@@ -214,7 +223,7 @@ class Loading(LocalLoading):
     wait: Annotated[float, option(SERVED, "Seconds to wait for a server that went away.", min=0.0)] = 60.0
     insecure: Annotated[bool, option(SERVED, "Allow http to another machine.", "--insecure")] = False
 
-    def models(self, given: list[str] | None, chunk: int | None = None) -> list[str]:
+    def models(self, given: list[str] | None) -> list[str]:
         """Return the models to measure: those given, then the served one.
 
         Raises:
@@ -235,19 +244,16 @@ class Loading(LocalLoading):
                 f"{', '.join(unused)} without a served model: got {', '.join(map(repr, models))}, expected "
                 f"--base-url URL. Give --base-url, or leave out {', '.join(unused)}"
             )
-        without = [name for name in self.given if name in ONLY_LOCAL] + ["--chunk"] * (chunk is not None)
-        if without and all(map(is_url, models)):
-            names = ", ".join(without)
-            raise ValueError(f"{names}: no effect on the served model {models[0]!r}. Omit {names}")
+        self.refuse_unused([name for name in self.given if name in ONLY_LOCAL], models)
         return models
 
-    def only_model(self, given: str | None, chunk: int | None = None) -> str:
+    def only_model(self, given: str | None) -> str:
         """Return the model of a command that takes one.
 
         Raises:
             ValueError: as `models`, or a model beside a served one.
         """
-        (model, *more) = self.models([given] if given else None, chunk)
+        (model, *more) = self.models([given] if given else None)
         if more:
             raise ValueError(f"two models: got {given!r} and --base-url, expected one: leave out one of them")
         return model
