@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -23,37 +24,23 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # as in farspan.lm, w
 Spacing = Literal["linear", "log"]  # as in farspan.lengths, which imports numpy
 
 
-def checked(check: Callable[[str], None]) -> Callable[[Any], Any]:
-    """Return a callback that checks each value of an option before the command imports torch, which takes seconds."""
+def checked(check: str) -> Callable[[Any], Any]:
+    """Return a callback that checks each value of an option before the command imports torch, which takes seconds.
+
+    Args:
+        check: the function that raises ValueError, MODULE:NAME; imported when there is a value.
+    """
 
     def callback(given: Any) -> Any:
         with one_line_errors():
             for one in [given] if isinstance(given, str) else given or ():
-                check(one)
+                resolve_name(check)(one)
         return given
 
     return callback
 
 
-def known_task(text: str) -> None:
-    from farspan.tasks import check_name
-
-    check_name(text)
-
-
-def _known_methods(text: str) -> None:
-    from farspan.methods import check_names
-
-    check_names(text)
-
-
-def _known_text(name: str) -> None:
-    from farspan.text.documents import check_name
-
-    check_name(name)
-
-
-def _known_place(model: str) -> None:
+def check_place(model: str) -> None:
     """Raise ValueError for a path that does not exist, or that is of a run."""
     from farspan.files import expanded
 
@@ -81,11 +68,11 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any
 
 
 def of_method(help: str) -> Any:
-    return option(MODEL, help, metavar="METHOD", callback=checked(_known_methods))
+    return option(MODEL, help, metavar="METHOD", callback=checked("farspan.methods:check_names"))
 
 
 def of_text(help: str) -> Any:
-    return option(TEXTS, help, metavar="TEXT", callback=checked(_known_text))
+    return option(TEXTS, help, metavar="TEXT", callback=checked("farspan.text.documents:check_name"))
 
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
@@ -93,12 +80,13 @@ MODEL, SERVED, RUN = "Model", "Served model", "Run"
 ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
 ONLY_LOCAL = ("--attention", "--device", "--device-map", "--dtype", "--revision", "--gguf", "--allow-pickle")
 
+KNOWN = checked(f"{__name__}:check_place")
 LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
 IF_NEEDED = f"{LOCAL.removesuffix('.')}, or http://... of a server. Not needed with --base-url."
-LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=checked(_known_place))]
-LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=checked(_known_place))]
-Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=checked(_known_place))]
-Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=checked(_known_place))]
+LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=KNOWN)]
+LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=KNOWN)]
+Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=KNOWN)]
+Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=KNOWN)]
 Methods = Annotated[
     list[str] | None, of_method("Method of reading, such as sinks:window=508; default full. Repeatable.")
 ]
