@@ -267,35 +267,28 @@ class TextOptions:
     ] = None
     seed: Seed = 0
 
-    def settings(self, spacing: Spacing = "log", *, zero: bool = False) -> dict[str, Any]:
-        """Return text, lengths ("auto" or numbers) and seed, as `farspan.measure` takes them.
+    def settings(self, spacing: Spacing = "log", *, zero: bool = False, auto: str | None = "auto") -> dict[str, Any]:
+        """Return text, lengths and seed, as `farspan.measure` takes them.
 
         Args:
             spacing: the default of --spacing.
             zero: a list may begin with 0, the control of tasks that count passages or demonstrations.
+            auto: the lengths for `--lengths auto`; None: the defaults of the task or search, the same for all models.
         """
-        return {"text": self.text, "lengths": self._lengths(spacing, zero), "seed": self.seed}
-
-    def _lengths(self, default: Spacing, zero: bool) -> "tuple[int, ...] | Literal['auto']":
         from farspan.lengths import DEFAULT_POINTS, parse_lengths
 
         if (self.points or self.spacing) and ":" not in self.lengths:
             raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
-        if self.lengths == "auto":
-            return "auto"
-        points = self.points or DEFAULT_POINTS
-        spaced = self.spacing or default
+        how = self.points or DEFAULT_POINTS, self.spacing or spacing
         first, comma, rest = self.lengths.partition(",")
+        lengths: Any = auto
         if zero and first.strip() == "0":
             if rest.strip() == "auto":
                 raise ValueError(f"lengths {self.lengths!r} mix numbers and auto: give one of the two")
-            return (0, *(parse_lengths(rest, points, spaced) if comma else ()))
-        return parse_lengths(self.lengths, points, spaced)
-
-
-def own_lengths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with `auto` meaning the default lengths of the task or search, the same for all models."""
-    return settings | {"lengths": None if settings["lengths"] == "auto" else settings["lengths"]}
+            lengths = (0, *(parse_lengths(rest, *how) if comma else ()))
+        elif self.lengths != "auto":
+            lengths = parse_lengths(self.lengths, *how)
+        return {"text": self.text, "lengths": lengths, "seed": self.seed}
 
 
 @dataclass(frozen=True)

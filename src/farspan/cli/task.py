@@ -16,7 +16,6 @@ from farspan.cli.options import (
     checked,
     one_line_errors,
     option,
-    own_lengths,
 )
 
 
@@ -45,7 +44,7 @@ def task(
     with one_line_errors(running.kept):
         from farspan.tasks import task as parsed
 
-        settings = own_lengths(sampling.settings(zero=parsed(name).unit != "tokens"))
+        settings = sampling.settings(zero=parsed(name).unit != "tokens", auto=None)
         run_measurement(models, method, [name], running, loading, repeats=repeats, **settings)
 
 
@@ -74,6 +73,6 @@ def compare(
     With --lengths auto: the lengths of each task.
     """
     with one_line_errors(running.kept):
-        settings = own_lengths(sampling.settings())
+        settings = sampling.settings(auto=None)
         tasks = task or ["perplexity"]
         run_measurement(models, method, tasks, running, loading, repeats=repeats, cost=cost, refusals=True, **settings)
