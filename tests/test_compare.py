@@ -589,7 +589,7 @@ def test_the_picture_shows_quality_by_length_with_and_without_cost(
         folder = tmp_path / str(cost)
         rows = compare([lm], METHODS[:2], folder, settings(text, cost=cost), TASKS[:1])
         results = Results(rows, read_header(folder / "run"), folder)
-        (picture,) = (path.read_text() for path in results.draw() if path.name == "compare.svg")
+        (picture,) = (path.read_text() for path in results.pictures if path.name == "compare.svg")
         assert "<!-- length (tokens) -->" in picture
         assert "<!-- nats per token -->" in picture
         assert ("<!-- seconds to the first token -->" in picture) is cost
