@@ -75,11 +75,7 @@ TRACKERS = {
 
 
 def refuse_missing(names: Iterable[str]) -> None:
-    """Refuse trackers of `TRACKERS` that cannot be imported; other names are ignored.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """Raise ValueError for one of `TRACKERS` that is not installed; other names are ignored."""
     installed = integration_utils.get_available_reporting_integrations()
     for name in names:
         if name in TRACKERS and name not in installed:

@@ -149,11 +149,8 @@ def _no_files(folder: Path) -> ValueError:
 
 
 def check_name(name: str) -> None:
-    """Check that a text exists or can be a hub dataset, without reading it. Reading it finds other errors.
-
-    Raises:
-        ValueError: no built-in text, file or folder has this name, and it has not the form of a hub dataset's name.
-    """
+    """Raise ValueError if no built-in text, file or folder has this name, and it cannot be a hub dataset. Reading it
+    finds other errors."""
     name = name.removeprefix("shuffled:")
     place = name.partition("#")[0]
     is_made = name in ("random", "shuffled") or name.partition(":")[0] == "builtin"

@@ -103,11 +103,7 @@ class Index:
         return bytes(self._text[self._starts[number] : self._starts[number + 1]]).decode()
 
     def check(self) -> None:
-        """Compare the files with their checksums and with each other.
-
-        Raises:
-            ValueError: a file is missing or is not as it was written.
-        """
+        """Raise ValueError if a file is missing or is not as it was written."""
         try:
             checksums.verify(self.folder, "index.json", "passages.txt", "starts.npy", "documents.npy")
             starts, documents = self._starts, self.documents
