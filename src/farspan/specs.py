@@ -64,11 +64,7 @@ def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
 
 
 def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
-    """Return an instance of `kind` with these settings.
-
-    Raises:
-        ValueError: an unknown or repeated setting, one that is missing, a value of another type or out of range.
-    """
+    """Return an instance of `kind` with these settings."""
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     if settings and not known:
         raise ValueError(f"{noun} has no settings; {settings!r} was given")

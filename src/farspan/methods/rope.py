@@ -151,11 +151,7 @@ class Rope(Method):
 
     @property
     def _factor(self) -> float:
-        """The factor, of `rope:type=factors` by default that of the file.
-
-        Raises:
-            ValueError: no factor is given, and the file has none or one out of range.
-        """
+        """The factor, of `rope:type=factors` by default that of the file."""
         if self.factor is None and self.file is not None:
             if (found := read_factors(self.file).get("factor")) is None:
                 raise ValueError(
@@ -175,11 +171,7 @@ class Rope(Method):
         return original
 
     def _factors(self, lm: LM, theta: float, pairs: int) -> tuple[Tensor, float]:
-        """Return the factors [pairs] of the file, in float32, and the factor of cos and sin.
-
-        Raises:
-            ValueError: no such file, one without factors, or factors of another model.
-        """
+        """Return the factors [pairs] of the file, in float32, and the factor of cos and sin."""
         assert self.file is not None
         found = read_factors(self.file)
         factors, original = torch.tensor(found["long_factor"], dtype=torch.float32), self._original(lm)

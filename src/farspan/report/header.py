@@ -52,11 +52,7 @@ def current_header(header: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, 
 
 
 def _tasks_of_rows(models: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return an entry for each task, settings and version among the rows, and record the settings in `models`.
-
-    Raises:
-        ValueError: a task that is not in ENTRIES.
-    """
+    """Return an entry for each task, settings and version among the rows, and record the settings in `models`."""
     tasks: dict[str, Any] = {}
     known: dict[tuple[str, str, int, int], str] = {}  # rows of a run share their settings
     for row in rows:

@@ -275,11 +275,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return found
 
     def _drawn(self, rng: np.random.Generator, form: str, count: int) -> list[str]:
-        """Return `count` different words or numbers.
-
-        Raises:
-            ValueError: there are fewer.
-        """
+        """Return `count` different words or numbers."""
         lowest = 10 ** (self.num_digits - 1)
         there = len(ADJECTIVES) * len(NOUNS) if form == "words" else 9 * lowest
         if count > there:

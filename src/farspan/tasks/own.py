@@ -230,11 +230,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         return Query(ids, (number,))
 
     def _words(self, text: str, least: int) -> list[str]:
-        """Return the different words of a text, in order, without its first and last word, which may be cut.
-
-        Raises:
-            UnfitError: no more than `least`.
-        """
+        """Return the different words of a text, in order, without its first and last word, which may be cut."""
         found = list({word.lower(): word for word in WORD.findall(text)[1:-1]}.values())
         if len(found) <= least:
             raise UnfitError(
@@ -245,11 +241,7 @@ class BoundOwn(Own, BoundText[Hidden]):
 
     def _sentence(self, text: str, rng: np.random.Generator) -> tuple[str, str]:
         """Return a sentence of a text, at most 30 words, and a word of it to leave out: one with an initial capital, if
-        there is one after the first.
-
-        Raises:
-            UnfitError: the text has no words.
-        """
+        there is one after the first."""
         sentences = [" ".join(one.split()[:30]) for one in SENTENCE.findall(text)[1:-1]]
         several = [
             (one, WORD.findall(one)) for one in sentences if len(one.split()) >= 6 and len(WORD.findall(one)) > 1

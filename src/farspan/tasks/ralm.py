@@ -140,11 +140,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         self, query: str, window: str, count: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Return numbers and scores of the first `count` passages that do not overlap with the window, and how many
-        were left out.
-
-        Raises:
-            ValueError: the index has fewer.
-        """
+        were left out."""
         runs_of_window, excluded = cache(partial(_runs, tuple(_words(window)))), 0  # by their number of words
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:

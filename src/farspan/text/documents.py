@@ -198,11 +198,7 @@ def _of_hub(id: str, config: str | None, split: str, column: str | None) -> Iter
 
 
 def _column(rows: Rows, column: str, place: str) -> Iterator[str | None]:
-    """Yield the values of a column of text.
-
-    Raises:
-        ValueError: no such column, or a value that is neither a string nor null, or half of a surrogate pair in it.
-    """
+    """Yield the values of a column of text."""
     if rows.columns is not None and column not in rows.columns:
         raise _no_column(place, column, rows.columns, place)
     for where, row in rows.each:

@@ -240,11 +240,7 @@ def build(
 
 
 def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
-    """Return the index in a folder.
-
-    Raises:
-        ValueError: it has other documents or settings, or is damaged.
-    """
+    """Return the index in a folder."""
     found = open_index(out)
     if found.about.get("text_hash") != about["text_hash"]:
         raise ValueError(
