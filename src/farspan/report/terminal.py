@@ -35,28 +35,19 @@ class Results:
     Args:
         header: run.json of the run.
         folder: where pictures and tables go.
-        test: test whether several texts give the same forgetting curve.
-        paper: also print the memory lengths of the Forgetting Curve's paper.
+        of_curves: `test` and `paper` of CurveReport.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Row],
-        header: Mapping[str, Any],
-        folder: str | Path,
-        *,
-        test: bool = False,
-        paper: bool = False,
-    ) -> None:
+    def __init__(self, rows: Iterable[Row], header: Mapping[str, Any], folder: str | Path, **of_curves: bool) -> None:
         self.folder = Path(folder)
         self.source = Source.of(self.folder.resolve().name, folder, header, rows)
         self.groups = grouped([self.source], MEMBERS)
         self.cells = [cells_of(group) for group in self.groups]
-        self._test, self._paper = test, paper
+        self._of_curves = of_curves
 
     @cached_property
     def parts(self) -> list[TaskReport]:
-        return reports(self.groups, self.folder, test=self._test, paper=self._paper)
+        return reports(self.groups, self.folder, **self._of_curves)
 
     @property
     def _every_cell(self) -> list[Cell]:
