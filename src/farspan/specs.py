@@ -4,6 +4,7 @@ A setting that is None is left out if that is its default. `auto` is None, for e
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
@@ -100,11 +101,23 @@ def choice(known: Iterable[str], default: Any = MISSING, *, quiet: bool = False)
     return dataclasses.field(default=default, metadata={"known": tuple(known), "quiet": quiet})
 
 
-def check_choices(settings: Any) -> None:
-    """Raise ValueError unless each `choice` of a method or task is one of the known values."""
+def limited(default: Any, least: float = 0, most: float = math.inf, *, quiet: bool = False) -> Any:
+    """Return the field of a setting that is a number from `least` to `most`, or None if that is its default. `quiet`:
+    see `written`."""
+    return dataclasses.field(default=default, metadata={"limits": (least, most), "quiet": quiet})
+
+
+def check_settings(settings: Any) -> None:
+    """Raise ValueError unless each `choice` of a method or task is known, and each `limited` number in its range."""
     for one in fields(settings):
-        if (known := one.metadata.get("known")) and (value := getattr(settings, one.name)) is not None:
+        if (value := getattr(settings, one.name)) is None:
+            continue
+        if known := one.metadata.get("known"):
             check_known(f"{settings.name}: {one.name} =", value, known)
+        if (limits := one.metadata.get("limits")) and not limits[0] <= value <= limits[1]:
+            expected = "at least {:,}" if limits[1] == math.inf else "{:,} to {:,}"
+            given = f"{settings.name}: {one.name}: got {as_written(value)}"
+            raise ValueError(f"{given}, expected {expected.format(*limits)}")
 
 
 def closest(given: str, known: Iterable[str]) -> str:

@@ -43,7 +43,7 @@ from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.reader.checks import check_ids
-from farspan.specs import check_choices, choice
+from farspan.specs import check_settings, choice
 
 CHUNK = 256  # tokens; as the published models were trained
 DECODER_WINDOW = 2048  # tokens
@@ -65,7 +65,7 @@ class Cepe(Method):
     scores_as_it_reads: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_settings(self)
         for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0), ("trained_chunks", 2)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{self}: {name} must be at least {least}")

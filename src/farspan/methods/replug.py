@@ -37,7 +37,7 @@ from farspan.reader import (
     dense_reader,
     in_one_call,
 )
-from farspan.specs import check_choices, choice
+from farspan.specs import check_settings, choice
 from farspan.text import retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
@@ -58,7 +58,7 @@ class Replug(Method):
     in_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_settings(self)
         if (self.piece is not None and self.piece < 1) or self.tail < 0:
             raise ValueError(f"{self}: piece must be at least 1 token, tail at least 0")
         if self.encoder != retrieval.ENCODER and self.weights != "dense":

@@ -45,7 +45,7 @@ from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader, read_alike
-from farspan.specs import check_choices, choice
+from farspan.specs import check_settings, choice
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
@@ -66,7 +66,7 @@ class Rope(Method):
     name: ClassVar[str] = "rope"
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_settings(self)
         if self.original is not None and self.original < 1:
             raise ValueError(f"{self}: original must be at least 1 token")
         if (self.type == "factors") != (self.file is not None):

@@ -216,12 +216,6 @@ class BoundDocuments(Bound[DocumentPrompt]):
         return f"{need}: nothing of the document fits into {length:,}"
 
 
-def check_answering(new_tokens: int | None) -> None:
-    """Raise ValueError if answers may have no token. `new_tokens`: at most, of an answer; None: the set's own."""
-    if new_tokens is not None and new_tokens < 1:
-        raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
-
-
 def default_lengths(trained: Sequence[int]) -> tuple[int, ...]:
     """Return the trained lengths, each for prompt and answer together."""
     return tuple(sorted(set(trained)))

@@ -21,7 +21,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import Example, Quality, Task, Work
 from farspan.tasks.documents import (
     TRUNCATE,
@@ -29,7 +29,6 @@ from farspan.tasks.documents import (
     BoundDocuments,
     DocumentPrompt,
     Item,
-    check_answering,
     default_lengths,
 )
 from farspan.tasks.icl import nats_of_options
@@ -63,15 +62,14 @@ class LongBench2(Task):
     difficulty: str | None = choice(DIFFICULTIES, None)  # of the questions; None: all
     size: str | None = choice(SIZES, None)  # of their texts; None: all
     truncate: str = choice(TRUNCATE, "none")  # the part of a long document to leave out
-    new_tokens: int | None = None  # at most, for ask=generated; None: the benchmark's
+    new_tokens: int | None = limited(None, 1)  # at most, for ask=generated; None: the benchmark's
 
     name: ClassVar[str] = "longbench2"
     reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("score", "accuracy", higher_is_better=True)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_answering(self.new_tokens)
+        super().__post_init__()
         if self.new_tokens is not None and self.ask == "likelihood":
             raise ValueError("new_tokens belongs to ask=generated; ask=likelihood generates nothing: leave it out")
 

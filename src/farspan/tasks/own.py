@@ -33,7 +33,7 @@ import torch
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
@@ -107,16 +107,14 @@ class Own(Task):
     """Recall, key-value and cloze tests in windows of the text."""
 
     tests: str = choice(("all", *TESTS), "all")
-    pairs: int = PAIRS  # lines of the test `pairs`, with the queried one
+    pairs: int = limited(PAIRS, 1)  # lines of the test `pairs`, with the queried one
     questions: str = choice(QUESTIONS, "same", quiet=True)  # of the test `pairs`
 
     name: ClassVar[str] = "own"
     details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.pairs < 1:
-            raise ValueError(f"pairs: got {self.pairs}, expected at least 1")
+        super().__post_init__()
         unused = [f"pairs={self.pairs}"] if self.pairs != PAIRS else []
         unused += [f"questions={self.questions}"] if self.questions != "same" else []
         if unused and "pairs" not in self.chosen:
