@@ -628,7 +628,7 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
         (["--task", "curve:protocol=mine"], "known are paper, nested, probe"),
         (["--task", "curve:warmup=5"], "warmup and scored belong to protocol=probe, not to protocol=nested"),
         (["--task", "perplexity:targets=all,target_tokens=5"], "targets=all scores every token"),
-        (["--task", "perplexity:target_tokens=0"], "target_tokens = 0"),
+        (["--task", "perplexity:target_tokens=0"], "target_tokens: got 0"),
         (["--task", "qa:data="], "setting 'data' of task 'qa' is empty"),
         (["--method", "sinks:windw=3"], "did you mean 'window'?"),
         (["--lengths", "0,4"], "lengths"),
