@@ -17,8 +17,8 @@ from farspan.files import expanded
 from farspan.lm import LM
 from farspan.specs import choice, closest, limited
 from farspan.tasks import scoring
-from farspan.tasks.base import Bound, Quality, Task
-from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, default_lengths
+from farspan.tasks.base import Bound, Quality
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, DocumentTask, Item
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity
 from farspan.tasks.values import text_of, texts_of
 from farspan.text import corpora
@@ -161,7 +161,7 @@ PAPER = (  # Sparse Memory Training's twelve, its table 10
 
 
 @dataclass(frozen=True)
-class LongBench(Task):
+class LongBench(DocumentTask):
     """One set of LongBench, `longbench:set=hotpotqa,view=answers,data=FILE,truncate=middle`."""
 
     set: str  # one of SETS; view=text: one of PAPER
@@ -171,7 +171,6 @@ class LongBench(Task):
     new_tokens: int | None = limited(None, 1)  # at most, for view=answers; None: the benchmark's
 
     name: ClassVar[str] = "longbench"
-    reads_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         known: Sequence[str] = PAPER if self.view == "text" else tuple(SETS)
@@ -214,7 +213,7 @@ class LongBench(Task):
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return, for view=text, powers of two to twice the largest trained length; else the trained lengths."""
         if self.view == "answers":
-            return default_lengths(trained)
+            return super().lengths(trained)
         return Perplexity(targets="all").lengths(trained)
 
 

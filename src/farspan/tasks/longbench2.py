@@ -22,14 +22,14 @@ import numpy as np
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError
 from farspan.specs import choice, limited
-from farspan.tasks.base import Example, Quality, Task, Work
+from farspan.tasks.base import Example, Quality, Work
 from farspan.tasks.documents import (
     TRUNCATE,
     Answering,
     BoundDocuments,
     DocumentPrompt,
+    DocumentTask,
     Item,
-    default_lengths,
 )
 from farspan.tasks.icl import nats_of_options
 from farspan.tasks.prompts import following
@@ -54,7 +54,7 @@ ANSWERS = re.compile(rf"{BEGUN} \(([A-D])\)"), re.compile(rf"{BEGUN} ([A-D])")  
 
 
 @dataclass(frozen=True)
-class LongBench2(Task):
+class LongBench2(DocumentTask):
     """Multiple-choice questions about long texts, `longbench2:data=FILE,truncate=middle`."""
 
     ask: str = choice(ASK, "likelihood")
@@ -65,7 +65,6 @@ class LongBench2(Task):
     new_tokens: int | None = limited(None, 1)  # at most, for ask=generated; None: the benchmark's
 
     name: ClassVar[str] = "longbench2"
-    reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("score", "accuracy", higher_is_better=True)
 
     def __post_init__(self) -> None:
@@ -81,9 +80,6 @@ class LongBench2(Task):
         choices = tuple(tuple(following(lm.tokenizer, f" ({one})", before=BEGUN).tolist()) for one in LETTERS)
         how = Answering(max(map(len, choices)))
         return ByLikelihood(named, items, how, self.truncate, choices=choices)
-
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        return default_lengths(trained)
 
 
 class BoundLongBench2(BoundDocuments):
