@@ -45,7 +45,7 @@ from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader, read_alike
-from farspan.specs import check_settings, choice
+from farspan.specs import check_settings, choice, limited
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
@@ -58,8 +58,10 @@ class Rope(Method):
     """RoPE for texts `factor` times as long as the model was trained on."""
 
     type: str = choice(TYPES)
-    factor: float | None = None  # for dynamic: how fast the scale grows with the length; default the paper's 1
-    original: int | None = None  # tokens; default: the model's trained length
+    factor: float | None = limited(
+        None, 1, LARGEST_FACTOR
+    )  # of dynamic: how fast its scale grows; default the paper's 1
+    original: int | None = limited(None, 1)  # tokens; default: the model's trained length
     turns: float = field(default=1.0, metadata={"quiet": True})  # truncated: least rotations in `original`
     file: str | None = None  # JSON, for factors
 
@@ -67,8 +69,6 @@ class Rope(Method):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.original is not None and self.original < 1:
-            raise ValueError(f"{self}: original must be at least 1 token")
         if (self.type == "factors") != (self.file is not None):
             raise ValueError("rope:type=factors needs a file, and no other type takes one: write file=FACTORS.json")
         if self.turns != 1.0 and self.type != "truncated":
@@ -84,8 +84,6 @@ class Rope(Method):
                 f"rope:type={self.type} needs a factor, without which it changes nothing: write for example "
                 f"rope:type={self.type},factor=4 for texts 4 times as long as the model was trained on"
             )
-        if self.factor is not None and not 1.0 <= self.factor <= LARGEST_FACTOR:
-            raise ValueError(f"{self}: factor must be at least 1 and at most {LARGEST_FACTOR:,}")
 
     @property
     def changes(self) -> tuple[str, ...]:
