@@ -387,9 +387,9 @@ def test_lengths_are_parts_of_the_longest_trained_length(
     [
         ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
         ({"repeats": 0}, "repeats: got 0, expected a whole number, at least 1"),
-        ({"bin": -1}, "bin: got -1 tokens, expected 1 to 1,000,000,000,000"),
-        ({"map_bins": 513}, "map_bins = 513; a map has at most 512"),
-        ({"sinks": -1}, "sinks = -1; expected the number of first tokens to leave out"),
+        ({"bin": -1}, "bin: got -1, expected 1 to 1,000,000,000,000"),
+        ({"map_bins": 513}, "map_bins: got 513, expected 0 to 512"),
+        ({"sinks": -1}, "sinks: got -1, expected at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:

@@ -114,7 +114,7 @@ def test_fewer_chunks_than_trained_are_read_as_before(lm: LM) -> None:
         with method(text).on(lm) as reader:
             both.append(reader.read(ids[:, :READ]).score(ids[:, READ:]).nats)
     assert torch.equal(*both)
-    with pytest.raises(ValueError, match="trained_chunks must be at least 2"):
+    with pytest.raises(ValueError, match="trained_chunks: got 1, expected at least 2"):
         method(TEXT + ",trained_chunks=1")
 
 
@@ -353,7 +353,7 @@ def test_what_cannot_be_read_is_refused(lm: LM, open_lm: Any, tokenizer: PreTrai
         ("cepe:chunk=17", "chunk = 17 is longer than the encoder's window; use chunk <= 16"),
         ("cepe:chunk=8,decoder_window=8", "fills decoder_window = 8"),
         ("cepe:mode=cach", "did you mean 'cache'"),
-        ("cepe:chunk=0", "chunk must be at least 1"),
+        ("cepe:chunk=0", "chunk: got 0, expected at least 1"),
         ("cepe+topk:k=3", "cannot be composed"),
     ):
         with pytest.raises(ValueError, match=message):

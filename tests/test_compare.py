@@ -264,11 +264,19 @@ def of_depths(task: str, method: str, shift: float) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize(("task", "n"), [("curve", 4), ("needle", 32)])
-def test_the_depths_of_a_copied_text_are_one_example(task: str, n: int) -> None:
+@pytest.mark.parametrize(
+    ("task", "recorded", "n"),
+    [
+        ("curve", {}, 4),
+        ("needle", {}, 32),
+        ("mine", {"same_at_depths": True}, 4),
+        ("mine", {"same_at_depths": False}, 32),
+    ],
+)
+def test_the_depths_of_a_copied_text_are_one_example(task: str, recorded: dict[str, bool], n: int) -> None:
     """Slices of one text are not independent; needles at several depths are questions of their own."""
     quality = {"score": "copy", "name": "copy accuracy", "higher_is_better": True, "exp": False, "graded": True}
-    tasks = {task: {"task": task, "unit": "tokens", "quality": quality}}
+    tasks = {task: {"task": task, "unit": "tokens", "quality": quality} | recorded}
     header = {"models": {"m": {"tasks": {task: SLICES}}}, "settings": {"methods": ["full", "worse"], "tasks": tasks}}
     rows = of_depths(task, "full", 0.0) + of_depths(task, "worse", -0.1)
     full, worse = report.cells(rows, header)
@@ -581,7 +589,7 @@ def test_the_picture_shows_quality_by_length_with_and_without_cost(
         folder = tmp_path / str(cost)
         rows = compare([lm], METHODS[:2], folder, settings(text, cost=cost), TASKS[:1])
         results = Results(rows, read_header(folder / "run"), folder)
-        (picture,) = (path.read_text() for path in results.draw() if path.name == "compare.svg")
+        (picture,) = (path.read_text() for path in results.pictures if path.name == "compare.svg")
         assert "<!-- length (tokens) -->" in picture
         assert "<!-- nats per token -->" in picture
         assert ("<!-- seconds to the first token -->" in picture) is cost
@@ -620,7 +628,7 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
         (["--task", "curve:protocol=mine"], "known are paper, nested, probe"),
         (["--task", "curve:warmup=5"], "warmup and scored belong to protocol=probe, not to protocol=nested"),
         (["--task", "perplexity:targets=all,target_tokens=5"], "targets=all scores every token"),
-        (["--task", "perplexity:target_tokens=0"], "target_tokens = 0"),
+        (["--task", "perplexity:target_tokens=0"], "target_tokens: got 0"),
         (["--task", "qa:data="], "setting 'data' of task 'qa' is empty"),
         (["--method", "sinks:windw=3"], "did you mean 'window'?"),
         (["--lengths", "0,4"], "lengths"),

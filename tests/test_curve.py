@@ -304,7 +304,7 @@ def test_a_killed_map_goes_on_at_the_depth_it_lacks(tmp_path: Path) -> None:
         ({"depths": (0.5, 1.0)}, "expected ascending numbers from 0"),
         ({"depths": ()}, "depths: got \\[\\], expected"),
         ({"depths": (0.0, 1.0), "protocol": "nested"}, "need --protocol probe"),
-        ({"scored": 0}, "at least 0 and 1"),
+        ({"scored": 0}, "scored: got 0, expected at least 1"),
     ],
 )
 def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:

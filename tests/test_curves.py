@@ -90,7 +90,7 @@ def test_the_protocol_follows_the_largest_length(
     given: dict[str, Any], trained: list[int | None], protocol: str, asked: tuple[int | None, int | None]
 ) -> None:
     lengths = given.get("lengths")
-    task: Any = Recall() if "whole_window" in given else Curve(**{"protocol": None} | _without_lengths(given))
+    task: Any = Recall() if "whole_window" in given else Curve(**_without_lengths(given))
     task = task.resolved(lengths, [length or DEFAULT_TRAINED_LENGTH for length in trained])
     assert (getattr(task, "protocol", "probe"), task.warmup, task.scored) == (protocol, *asked)
 

@@ -107,7 +107,7 @@ def test_results_hold_what_each_command_prints_as_json(tmp_path: Any, drawn: Non
     measured = rows("own", OWN, {"right": 1.0}) + rows("own", OWN, {"right": 0.0}, "topk:k=4")
     one = Results(measured, header, tmp_path)
     assert {"run", "task", "quality", "unit", "results", "failed_rows", "pictures"} == one.as_data().keys()
-    assert [path.name for path in one.draw()] == ["quality.png", "quality.svg"]
+    assert [path.name for path in one.pictures] == ["quality.png", "quality.svg"]
     header["settings"]["compared"] = True
     compared = Results(measured, header, tmp_path).as_data()
     assert {"run", "cells", "failed_cells", "pictures"} == compared.keys()

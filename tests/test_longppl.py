@@ -267,9 +267,9 @@ def test_the_short_context_is_an_eighth_of_the_shortest_length_at_most_1_024(
     ("text", "lengths", "said"),
     [
         ("longppl:targets=lats", None, r"targets = 'lats' is unknown; known are fixed, last, all"),
-        ("longppl:short=0", None, r"short = 0 is not possible: expected at least 1 token"),
-        ("longppl:block=-1", None, r"block = -1 is not possible"),
-        ("longppl:target_tokens=0", None, r"target_tokens = 0 is not possible"),
+        ("longppl:short=0", None, r"short: got 0, expected at least 1"),
+        ("longppl:block=-1", None, r"block: got -1"),
+        ("longppl:target_tokens=0", None, r"target_tokens: got 0, expected at least 1"),
         ("longppl:alpha=-1", None, r"alpha = -1 and beta = 2: expected nats, alpha at least 0 and beta above 0"),
         ("longppl:beta=nan", None, r"alpha = 2 and beta = nan: expected nats"),
         ("longppl:targets=all,target_tokens=3", None, r"target_tokens=3 belongs to targets=fixed or last"),

@@ -387,7 +387,7 @@ def test_the_task_refuses_what_the_settings_cannot_know() -> None:
         perplexity_of(few_tokens(), target_tokens=15).examples(toy_lm(), (50, 100), 7, 0)
     with pytest.raises(ValueError, match=r"20 target tokens leave no context in lengths up to 20"):
         perplexity_of(few_tokens(), target_tokens=20).examples(toy_lm(), (20, 30), 2, 0)
-    with pytest.raises(ValueError, match=r"target_tokens = 0"):
+    with pytest.raises(ValueError, match=r"target_tokens: got 0"):
         perplexity_of(few_tokens(), target_tokens=0)
 
 

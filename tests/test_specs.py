@@ -28,7 +28,7 @@ FLOATS = [*NUMBERS, "0.5", "0.25", "1e-7", "2.5e20", "1e16", "inf", "nan", "-0"]
 REFUSED = [  # those of needles are in test_needle
     ("icl:set=trec", "'trec' is unknown.*did you mean"),
     ("icl:set=mr,scoring=best", "scoring = 'best' is unknown"),
-    ("icl:set=mr,head=-1", "icl head: got -1"),
+    ("icl:set=mr,head=-1", "icl: head: got -1, expected at least 0"),
     ("icl", "needs a set .set=banking77, one of sst2.* or a data set of your own"),
     ("icl:data=folder,text=words", "label is missing"),
     ("icl:set=mr,text=words", "set 'mr' has its own columns"),
@@ -38,7 +38,7 @@ REFUSED = [  # those of needles are in test_needle
     ("longbench:set=hotpot", "'hotpot' is unknown.*did you mean 'hotpotqa'"),
     ("longbench:set=dureader", "'dureader' is unknown.*view=text has qasper, "),
     ("longbench:set=narrativeqa", r"'narrativeqa' is unknown to view=text \(view=answers has it\)"),
-    ("longbench:set=qasper,view=answers,new_tokens=0", "new_tokens = 0; at least 1"),
+    ("longbench:set=qasper,view=answers,new_tokens=0", "new_tokens: got 0, expected at least 1"),
     ("longbench:set=qasper,view=all", "view = 'all' is unknown; known are text, answers"),
     ("longbench:set=qasper,truncate=middle", "truncate and new_tokens belong to view=answers"),
     ("longbench:set=qasper,view=answers,truncate=centre", "truncate = 'centre' is unknown"),
@@ -47,9 +47,9 @@ REFUSED = [  # those of needles are in test_needle
     ("longbench2:size=huge", "size = 'huge' is unknown; known are short, medium, long"),
     ("longbench2:truncate=centre", "truncate = 'centre' is unknown"),
     ("longbench2:new_tokens=4", "new_tokens belongs to ask=generated"),
-    ("longbench2:ask=generated,new_tokens=0", "new_tokens = 0; at least 1"),
-    ("mentions:distance=0", "distance = 0 is not possible: expected at least 1 token"),
-    ("mentions:target_tokens=-3", "target_tokens = -3 is not possible"),
+    ("longbench2:ask=generated,new_tokens=0", "new_tokens: got 0, expected at least 1"),
+    ("mentions:distance=0", "distance: got 0, expected at least 1"),
+    ("mentions:target_tokens=-3", "target_tokens: got -3"),
     ("own:tests=recal", "did you mean 'recall'"),
     ("own:pairs=0", "pairs: got 0, expected at least 1"),
     ("own:questions=other", "questions = 'other' is unknown"),
@@ -57,17 +57,17 @@ REFUSED = [  # those of needles are in test_needle
     ("own:tests=recall,pairs=7", "pairs=7 has no effect on tests=recall: use tests=pairs or all, or leave it out"),
     ("own:pairs=1,questions=paraphrased", "pairs: got 1, expected at least 2, among which"),
     ("qa", "needs data"),
-    ("qa:data=x,shots=-1", "shots must be at least 0"),
+    ("qa:data=x,shots=-1", "shots: got -1, expected at least 0"),
     ("qa:data=x,weights=y", "weights = 'y'"),
     ("ralm", "needs index"),
     ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
     ("ralm:index=x,weights=bm25", "weights = 'bm25' is unknown; known are method, retriever"),
-    ("ralm:index=x,overlap=-1", "overlap at least 0"),
+    ("ralm:index=x,overlap=-1", "overlap: got -1, expected at least 0"),
     ("ralm:index=x,passages=drawn", "passages = 'drawn' is unknown; known are found, random"),
     ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
     ("zeroscrolls:set=qsum", "'qsum' is unknown.*did you mean 'qmsum'"),
     ("zeroscrolls:set=qmsum,truncate=left", "truncate = 'left' is unknown"),
-    ("zeroscrolls:set=qmsum,new_tokens=0", "new_tokens = 0; at least 1"),
+    ("zeroscrolls:set=qmsum,new_tokens=0", "new_tokens: got 0, expected at least 1"),
     ("zeroscrolls", "needs set"),
 ]
 WRITTEN = [
@@ -165,14 +165,19 @@ def test_what_is_parsed_is_written_so_that_it_is_parsed_to_the_same(name: str) -
         (Perplexity(), "perplexity:targets=fixed"),
         (Perplexity(target_tokens=256), "perplexity:targets=fixed,target_tokens=256"),
         (Perplexity("all"), "perplexity:targets=all,target_tokens=256"),
-        (Curve(), "curve:protocol=nested"),
-        (Curve(protocol=None), "curve:protocol=auto"),
+        (Curve(), "curve"),
+        (Curve("nested"), "curve:protocol=nested"),
         (Curve("probe", 16, 32), "curve:protocol=probe,warmup=16,scored=32"),
     ],
 )
 def test_a_task_has_one_name(one: Any, text: str) -> None:
     assert str(one) == text
     assert task(text) == one
+
+
+@pytest.mark.parametrize("text", ["curve:protocol=auto", "curve:warmup=auto", "perplexity:target_tokens=auto"])
+def test_auto_is_a_setting_that_is_left_out(text: str) -> None:
+    assert task(text) == task(text.partition(":")[0])
 
 
 @pytest.mark.parametrize("text", WRITTEN)

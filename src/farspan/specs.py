@@ -1,9 +1,10 @@
 """A method or a task as text: `name:setting=value,setting=value`; the values of a list are joined by `+`.
 
-A setting that is None is left out, or written as `auto` where leaving it out would give it another value.
+A setting that is None is left out if that is its default. `auto` is None, for every setting that can be None.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
@@ -12,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 M = TypeVar("M")
-AUTO = "auto"  # None, of a setting with another default
+AUTO = "auto"  # None
 
 
 class Kinds(Mapping[str, type[M]]):
@@ -64,11 +65,7 @@ def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
 
 
 def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
-    """Return an instance of `kind` with these settings.
-
-    Raises:
-        ValueError: an unknown or repeated setting, one that is missing, a value of another type or out of range.
-    """
+    """Return an instance of `kind` with these settings."""
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     if settings and not known:
         raise ValueError(f"{noun} has no settings; {settings!r} was given")
@@ -84,8 +81,8 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
             raise ValueError(f"setting {key!r} of {noun} {problem}")
         if not value:
             raise ValueError(f"setting {key!r} of {noun} is empty: write {key}=VALUE, or leave it out")
-        chosen = value == AUTO and NoneType in get_args(hints[key]) and known[key].default is not None
-        values[key] = None if chosen else _read(noun, key, value, hints[key])
+        is_none = value == AUTO and NoneType in get_args(hints[key])
+        values[key] = None if is_none else _read(noun, key, value, hints[key])
     for key, field in known.items():
         if key not in values and field.default is MISSING:
             allowed = f", one of {', '.join(some)}" if (some := field.metadata.get("known")) else ""
@@ -104,11 +101,23 @@ def choice(known: Iterable[str], default: Any = MISSING, *, quiet: bool = False)
     return dataclasses.field(default=default, metadata={"known": tuple(known), "quiet": quiet})
 
 
-def check_choices(settings: Any) -> None:
-    """Raise ValueError unless each `choice` of a method or task is one of the known values."""
+def limited(default: Any, least: float = 0, most: float = math.inf, *, quiet: bool = False) -> Any:
+    """Return the field of a setting that is a number from `least` to `most`, or None if that is its default. `quiet`:
+    see `written`."""
+    return dataclasses.field(default=default, metadata={"limits": (least, most), "quiet": quiet})
+
+
+def check_settings(settings: Any) -> None:
+    """Raise ValueError unless each `choice` of a method or task is known, and each `limited` number in its range."""
     for one in fields(settings):
-        if (known := one.metadata.get("known")) and (value := getattr(settings, one.name)) is not None:
+        if (value := getattr(settings, one.name)) is None:
+            continue
+        if known := one.metadata.get("known"):
             check_known(f"{settings.name}: {one.name} =", value, known)
+        if (limits := one.metadata.get("limits")) and not limits[0] <= value <= limits[1]:
+            expected = "at least {:,}" if limits[1] == math.inf else "{:,} to {:,}"
+            given = f"{settings.name}: {one.name}: got {as_written(value)}"
+            raise ValueError(f"{given}, expected {expected.format(*limits)}")
 
 
 def closest(given: str, known: Iterable[str]) -> str:

@@ -133,12 +133,8 @@ def class_of(config: Any) -> Any:
 
 
 def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
-    """Check that each token of the decoder has the same id in the encoder's tokenizer, which may have more tokens, such
-    as [MASK].
-
-    Raises:
-        ValueError: names the first token that has another id, or none.
-    """
+    """Raise ValueError, with the first token, unless each token of the decoder has the same id in the encoder's
+    tokenizer, which may have more tokens, such as [MASK]."""
     known = encoder_tokenizer.get_vocab()
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != index:

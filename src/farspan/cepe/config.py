@@ -42,11 +42,8 @@ def extend(
 
 
 def check(config: PreTrainedConfig) -> None:
-    """Check the fields of a CEPE model's config.
-
-    Raises:
-        ValueError: an unsupported value; names the field, its value and the allowed ones.
-    """
+    """Raise ValueError, with the field, its value and the allowed ones, for an unsupported value in a CEPE model's
+    config."""
     depth = config.get_text_config(decoder=True).num_hidden_layers
     layers = config.num_cross_attn_layers
     if not 1 <= layers <= depth:
@@ -65,15 +62,12 @@ def check(config: PreTrainedConfig) -> None:
 
 
 def check_order(order: str, ordered: int, longest: int, layers: int) -> None:
-    """Check the settings of an order (`farspan.cepe.order`).
+    """Raise ValueError for an unknown order (`farspan.cepe.order`), or a number out of range.
 
     Args:
         ordered: the number of layers that read the order, 1 to `layers`.
         longest: the largest distance in tokens, at least 1.
         layers: the number of layers with cross-attention.
-
-    Raises:
-        ValueError: an unknown order, or a number out of range.
     """
     check_known("order of a CEPE model", order, ORDERS)
     if not 1 <= ordered <= layers:

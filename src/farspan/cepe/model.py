@@ -150,11 +150,7 @@ class CepeModel:
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def _context(self: Any, kwargs: dict[str, Any]) -> Context | None:
-        """Remove the context from the arguments of a call and return it.
-
-        Raises:
-            ValueError: more than one context, or a mask or an offset without the ids that it is for.
-        """
+        """Remove the context from the arguments of a call and return it."""
         context, ids, mask, other_ids, other_mask, offset = (kwargs.pop(name, None) for name in CONTEXT)
         if sum(given is not None for given in (context, ids, other_ids)) > 1:
             raise ValueError("give one of context, context_input_ids and encoder_input_ids, not several")

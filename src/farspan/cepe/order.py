@@ -68,11 +68,7 @@ class ContextOrder(nn.Module):
         return (*states[: -self.layers], *(one + added for one in states[-self.layers :]))
 
     def check(self, farthest: int) -> None:
-        """Check `farthest`, the distance of a context's first token.
-
-        Raises:
-            ValueError: it is larger than `longest`.
-        """
+        """Raise ValueError if `farthest`, the distance of a context's first token, is larger than `longest`."""
         if farthest > self.longest:
             raise ValueError(
                 f"a context of {farthest:,} tokens, its offset included, exceeds the range of this model's order, "

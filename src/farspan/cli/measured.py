@@ -47,7 +47,8 @@ def run_measurement(
     from farspan.report.progress import Display
 
     running.check()
-    models = loading.models(models, running.chunk)
+    models = loading.models(models)
+    loading.refuse_unused(["--chunk"] * (running.chunk is not None), models)
     methods, loader = methods or ["full"], loading.loader()
     given = parse_shard(running.shard) if running.shard is not None else None
     shard = chosen_shard(given) if running.ray is None else given

@@ -3,10 +3,11 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -23,37 +24,23 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # as in farspan.lm, w
 Spacing = Literal["linear", "log"]  # as in farspan.lengths, which imports numpy
 
 
-def checked(check: Callable[[str], None]) -> Callable[[Any], Any]:
-    """Return a callback that checks each value of an option before the command imports torch, which takes seconds."""
+def checked(check: str) -> Callable[[Any], Any]:
+    """Return a callback that checks each value of an option before the command imports torch, which takes seconds.
+
+    Args:
+        check: the function that raises ValueError, MODULE:NAME; imported when there is a value.
+    """
 
     def callback(given: Any) -> Any:
         with one_line_errors():
             for one in [given] if isinstance(given, str) else given or ():
-                check(one)
+                resolve_name(check)(one)
         return given
 
     return callback
 
 
-def known_task(text: str) -> None:
-    from farspan.tasks import check_name
-
-    check_name(text)
-
-
-def _known_methods(text: str) -> None:
-    from farspan.methods import check_names
-
-    check_names(text)
-
-
-def _known_text(name: str) -> None:
-    from farspan.text.documents import check_name
-
-    check_name(name)
-
-
-def _known_place(model: str) -> None:
+def check_place(model: str) -> None:
     """Raise ValueError for a path that does not exist, or that is of a run."""
     from farspan.files import expanded
 
@@ -81,11 +68,11 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any
 
 
 def of_method(help: str) -> Any:
-    return option(MODEL, help, metavar="METHOD", callback=checked(_known_methods))
+    return option(MODEL, help, metavar="METHOD", callback=checked("farspan.methods:check_names"))
 
 
 def of_text(help: str) -> Any:
-    return option(TEXTS, help, metavar="TEXT", callback=checked(_known_text))
+    return option(TEXTS, help, metavar="TEXT", callback=checked("farspan.text.documents:check_name"))
 
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
@@ -93,12 +80,13 @@ MODEL, SERVED, RUN = "Model", "Served model", "Run"
 ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
 ONLY_LOCAL = ("--attention", "--device", "--device-map", "--dtype", "--revision", "--gguf", "--allow-pickle")
 
+KNOWN = checked(f"{__name__}:check_place")
 LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
 IF_NEEDED = f"{LOCAL.removesuffix('.')}, or http://... of a server. Not needed with --base-url."
-LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=checked(_known_place))]
-LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=checked(_known_place))]
-Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=checked(_known_place))]
-Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=checked(_known_place))]
+LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=KNOWN)]
+LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=KNOWN)]
+Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=KNOWN)]
+Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=KNOWN)]
 Methods = Annotated[
     list[str] | None, of_method("Method of reading, such as sinks:window=508; default full. Repeatable.")
 ]
@@ -169,7 +157,16 @@ class LocalLoading:
             if (value := getattr(self, field.name)) != field.default
         }
 
-    def models(self, given: list[str] | None, chunk: int | None = None) -> list[str]:
+    @staticmethod
+    def refuse_unused(names: Sequence[str], models: Sequence[str]) -> None:
+        """Raise ValueError if these options were given and all models are served, so that they have no effect."""
+        from farspan.measuring.loader import is_url
+
+        if names and all(map(is_url, models)):
+            listed = ", ".join(names)
+            raise ValueError(f"{listed}: no effect on the served model {models[0]!r}. Omit {listed}")
+
+    def models(self, given: list[str] | None) -> list[str]:
         """Return the models to measure.
 
         Raises:
@@ -214,7 +211,7 @@ class Loading(LocalLoading):
     wait: Annotated[float, option(SERVED, "Seconds to wait for a server that went away.", min=0.0)] = 60.0
     insecure: Annotated[bool, option(SERVED, "Allow http to another machine.", "--insecure")] = False
 
-    def models(self, given: list[str] | None, chunk: int | None = None) -> list[str]:
+    def models(self, given: list[str] | None) -> list[str]:
         """Return the models to measure: those given, then the served one.
 
         Raises:
@@ -235,19 +232,16 @@ class Loading(LocalLoading):
                 f"{', '.join(unused)} without a served model: got {', '.join(map(repr, models))}, expected "
                 f"--base-url URL. Give --base-url, or leave out {', '.join(unused)}"
             )
-        without = [name for name in self.given if name in ONLY_LOCAL] + ["--chunk"] * (chunk is not None)
-        if without and all(map(is_url, models)):
-            names = ", ".join(without)
-            raise ValueError(f"{names}: no effect on the served model {models[0]!r}. Omit {names}")
+        self.refuse_unused([name for name in self.given if name in ONLY_LOCAL], models)
         return models
 
-    def only_model(self, given: str | None, chunk: int | None = None) -> str:
+    def only_model(self, given: str | None) -> str:
         """Return the model of a command that takes one.
 
         Raises:
             ValueError: as `models`, or a model beside a served one.
         """
-        (model, *more) = self.models([given] if given else None, chunk)
+        (model, *more) = self.models([given] if given else None)
         if more:
             raise ValueError(f"two models: got {given!r} and --base-url, expected one: leave out one of them")
         return model
@@ -273,35 +267,28 @@ class TextOptions:
     ] = None
     seed: Seed = 0
 
-    def settings(self, spacing: Spacing = "log", *, zero: bool = False) -> dict[str, Any]:
-        """Return text, lengths ("auto" or numbers) and seed, as `farspan.measure` takes them.
+    def settings(self, spacing: Spacing = "log", *, zero: bool = False, auto: str | None = "auto") -> dict[str, Any]:
+        """Return text, lengths and seed, as `farspan.measure` takes them.
 
         Args:
             spacing: the default of --spacing.
             zero: a list may begin with 0, the control of tasks that count passages or demonstrations.
+            auto: the lengths for `--lengths auto`; None: the defaults of the task or search, the same for all models.
         """
-        return {"text": self.text, "lengths": self._lengths(spacing, zero), "seed": self.seed}
-
-    def _lengths(self, default: Spacing, zero: bool) -> "tuple[int, ...] | Literal['auto']":
         from farspan.lengths import DEFAULT_POINTS, parse_lengths
 
         if (self.points or self.spacing) and ":" not in self.lengths:
             raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
-        if self.lengths == "auto":
-            return "auto"
-        points = self.points or DEFAULT_POINTS
-        spaced = self.spacing or default
+        how = self.points or DEFAULT_POINTS, self.spacing or spacing
         first, comma, rest = self.lengths.partition(",")
+        lengths: Any = auto
         if zero and first.strip() == "0":
             if rest.strip() == "auto":
                 raise ValueError(f"lengths {self.lengths!r} mix numbers and auto: give one of the two")
-            return (0, *(parse_lengths(rest, points, spaced) if comma else ()))
-        return parse_lengths(self.lengths, points, spaced)
-
-
-def own_lengths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with `auto` meaning the default lengths of the task or search, the same for all models."""
-    return settings | {"lengths": None if settings["lengths"] == "auto" else settings["lengths"]}
+            lengths = (0, *(parse_lengths(rest, *how) if comma else ()))
+        elif self.lengths != "auto":
+            lengths = parse_lengths(self.lengths, *how)
+        return {"text": self.text, "lengths": lengths, "seed": self.seed}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from farspan.cli.options import (
     err,
     one_line_errors,
     option,
-    own_lengths,
 )
 from farspan.terminal import Terminal
 
@@ -83,7 +82,7 @@ def search_rope(
 
         [model] = loading.models([model])
         console = err if as_json else Terminal()
-        settings = sampling.settings()
+        settings = sampling.settings(auto=None)
         found = search(
             model,
             shape=shape,
@@ -99,7 +98,7 @@ def search_rope(
             batch=batch,
             chunk=chunk,
             watch=Watch(notice=console.print_line),
-            **own_lengths(settings),
+            **settings,
         )
         print_search(found, console)
         picture = draw_search(found)[0]

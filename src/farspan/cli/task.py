@@ -14,10 +14,8 @@ from farspan.cli.options import (
     Running,
     TextOptions,
     checked,
-    known_task,
     one_line_errors,
     option,
-    own_lengths,
 )
 
 
@@ -27,7 +25,7 @@ def task(
         typer.Argument(
             metavar="TASK",
             help="A task with its settings, such as qa:data=nq.jsonl,shots=2.",
-            callback=checked(known_task),
+            callback=checked("farspan.tasks:check_name"),
         ),
     ],
     models: Models = None,
@@ -46,7 +44,7 @@ def task(
     with one_line_errors(running.kept):
         from farspan.tasks import task as parsed
 
-        settings = own_lengths(sampling.settings(zero=parsed(name).unit != "tokens"))
+        settings = sampling.settings(zero=parsed(name).unit != "tokens", auto=None)
         run_measurement(models, method, [name], running, loading, repeats=repeats, **settings)
 
 
@@ -60,7 +58,7 @@ def compare(
             "A task with its settings; default perplexity. Repeatable.",
             "--task",
             metavar="TASK",
-            callback=checked(known_task),
+            callback=checked("farspan.tasks:check_name"),
         ),
     ] = None,
     cost: Annotated[bool, option(TASK, "Also measure tokens per second and memory.")] = True,
@@ -75,6 +73,6 @@ def compare(
     With --lengths auto: the lengths of each task.
     """
     with one_line_errors(running.kept):
-        settings = own_lengths(sampling.settings())
+        settings = sampling.settings(auto=None)
         tasks = task or ["perplexity"]
         run_measurement(models, method, tasks, running, loading, repeats=repeats, cost=cost, refusals=True, **settings)

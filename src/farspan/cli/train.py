@@ -98,7 +98,7 @@ def _train(recipe: str, given: Given, result: str) -> None:
         from farspan.train.progress import TrainingWatch, loss_in_words
 
         settings = read_config(given.config, settings_of(recipe), given.overrides or [])
-        console, lines = _console(given.as_json), list[str]()
+        console, lines = Terminal(stderr=given.as_json, quiet=not is_first_process()), list[str]()
 
         def notice(line: str) -> None:
             lines.append(line)
@@ -127,10 +127,3 @@ def _kept(settings: Any) -> str:
 
     found = steps(Path(settings.out) / CHECKPOINTS)
     return f"the same command continues from checkpoint-{found[-1]}" if found else NO_CHECKPOINT
-
-
-def _console(as_json: bool) -> Terminal:
-    """Return the terminal of a training, which prints in the first process only."""
-    from farspan.train.engines import is_first_process
-
-    return Terminal(stderr=as_json, quiet=not is_first_process())

@@ -160,11 +160,7 @@ def beginning(name: str) -> str:
 
 
 def _tokens(lm: LM, text: str | None) -> Tensor:
-    """Return tokens of the text, on the model's device.
-
-    Raises:
-        ValueError: too few of them.
-    """
+    """Return tokens of the text, on the model's device."""
     if text is None:
         text = beginning("builtin")
     refuse_surrogates(text[:CHARACTERS], "the text")

@@ -214,12 +214,8 @@ def _header(file: Path) -> FileHeader:
 
 
 def _refuse_other_weights(model: Any, header: FileHeader, missing: Collection[str]) -> None:
-    """Refuse a model whose weights are not those of the file: transformers fills missing ones with random numbers, and
-    drops those that it does not know.
-
-    Raises:
-        RefusedError: weights are missing, or the numbers of weights differ.
-    """
+    """Raise RefusedError if a model's weights are not those of the file: transformers fills missing ones with random
+    numbers, and drops those that it does not know."""
     if missing:
         raise RefusedError(
             f"it lacks {len(missing):,} weights of the model, such as {min(missing)!r}: download it again"

@@ -17,7 +17,7 @@ budget, lengths are measured as far as the planned time allows; repeating the co
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -125,7 +125,7 @@ def measure_adaptively(
         ValueError: a text too short.
         BudgetError: a budget too small for one length.
     """
-    rounds = _Rounds(task, method, lm, run, longest, seed, batch, chunk, budget, watch)
+    rounds = _Rounds(task, method, lm, run, longest, seed, {"batch": batch, "chunk": chunk}, budget, watch)
     failed = {id(row) for row in rounds.rows if row.status == "oom"}
     grid, start = round_one(task, longest, repeats)
     lengths = rounds.affordable(grid, start)
@@ -235,8 +235,7 @@ class _Rounds:
     run: Run
     longest: int
     seed: int
-    batch: int | None
-    chunk: int | None
+    sizes: Mapping[str, Any]  # batch and chunk
     budget: TimeBudget
     watch: Watch
     seconds: float = 0.0
@@ -262,8 +261,8 @@ class _Rounds:
         if not (missing := tuple(sorted({length for one in left for length in one.lengths}))):
             return grid
 
-        sizes: dict[str, Any] = {"repeats": repeats, "seed": self.seed, "batch": self.batch, "chunk": self.chunk}
-        cost = partial(plan, self.task, self.method, self.lm, **sizes)
+        how: dict[str, Any] = {"repeats": repeats, "seed": self.seed, **self.sizes}
+        cost = partial(plan, self.task, self.method, self.lm, **how)
         everything = cost(lengths=missing, calibrate=True)
         seconds = everything.seconds or 0.0
         may = self.budget.left * BUDGET_SHARE * everything.flops / max(seconds, 1e-9)
@@ -304,10 +303,9 @@ class _Rounds:
             lengths=lengths,
             repeats=repeats,
             seed=self.seed,
-            batch=self.batch,
-            chunk=self.chunk,
             longest=longest,
             watch=self.watch,
+            **self.sizes,
         )
         self.seconds, self.tokens = self.seconds + time.monotonic() - started, self.tokens + tokens
         return True

@@ -1,4 +1,4 @@
-"""The arguments of `farspan.measure`, checked before anything is loaded."""
+"""The arguments of `farspan.measure`, checked before anything is loaded. Any other value is a ValueError."""
 
 import operator
 import os
@@ -20,41 +20,25 @@ Lengths = int | Sequence[int] | Literal["auto"] | None
 
 
 def models_of(given: Any) -> list[str | LM]:
-    """Return one or several models as a list, with paths as strings.
-
-    Raises:
-        ValueError: none, or something else.
-    """
+    """Return one or several models as a list, with paths as strings."""
     what = "a folder, a hub id, or a model of farspan.load, farspan.wrap or farspan.served"
     return [one if isinstance(one, LM) else os.fspath(one) for one in _several(given, "models", what, LM, PathLike)]
 
 
 def methods_of(given: Any) -> list[Method]:
-    """Return one or several methods as a list.
-
-    Raises:
-        ValueError: none, something else, or as `farspan.method`.
-    """
+    """Return one or several methods as a list."""
     found = _several(given, "methods", "methods such as 'full' or farspan.method('sinks')", Method)
     return [method(one) if isinstance(one, str) else one for one in found]
 
 
 def tasks_of(given: Any) -> list[Task]:
-    """Return one or several tasks as a list.
-
-    Raises:
-        ValueError: none, something else, or as `farspan.task`.
-    """
+    """Return one or several tasks as a list."""
     found = _several(given, "tasks", "tasks such as 'perplexity' or farspan.task('curve')", Task)
     return [task(one) if isinstance(one, str) else one for one in found]
 
 
 def lengths_of(given: Any) -> tuple[int, ...] | Literal["auto"] | None:
-    """Return lengths as a tuple of numbers; None and "auto" as they are.
-
-    Raises:
-        ValueError: something else.
-    """
+    """Return lengths as a tuple of numbers; None and "auto" as they are."""
     if given is None:
         return None
     if isinstance(given, str) and given == "auto":
@@ -64,11 +48,7 @@ def lengths_of(given: Any) -> tuple[int, ...] | Literal["auto"] | None:
 
 
 def whole(value: Any, name: str, least: int | None = None, expected: str = "") -> int:
-    """Return a whole number as an int; numbers of numpy are accepted.
-
-    Raises:
-        ValueError: something else, or less than `least`.
-    """
+    """Return a whole number as an int; numbers of numpy are accepted."""
     expected = expected or f"a whole number, at least {least} (--{name})"
     try:
         number = operator.index(value) if not isinstance(value, bool) else None

@@ -64,18 +64,14 @@ def slots(nodes: Sequence[Mapping[str, Any]], gpus_per_model: int | None, *, on_
         on_cpu: one place for each node, even if nodes have GPUs.
     """
     alive = [(one, one["Resources"]) for one in nodes if one["Alive"]]
-    if not on_cpu and (gpus_per_model or any(resources.get("GPU", 0) >= 1 for _, resources in alive)):
-        size = gpus_per_model or 1
-        return [
-            Slot(node["NodeID"], index, node["NodeManagerAddress"], size, 0)
-            for node, resources in alive
-            for index in range(int(resources.get("GPU", 0)) // size)
-        ]
-    return [
-        Slot(node["NodeID"], 0, node["NodeManagerAddress"], 0, int(resources["CPU"]))
-        for node, resources in alive
-        if resources.get("CPU", 0) >= 1
-    ]
+    has_gpus = gpus_per_model or any(resources.get("GPU", 0) >= 1 for _, resources in alive)
+    size = (gpus_per_model or 1) if has_gpus and not on_cpu else 0
+    found = []
+    for node, resources in alive:
+        count = int(resources.get("GPU", 0)) // size if size else int(resources.get("CPU", 0) >= 1)
+        cpus = 0 if size else int(resources.get("CPU", 0))
+        found += [Slot(node["NodeID"], index, node["NodeManagerAddress"], size, cpus) for index in range(count)]
+    return found
 
 
 class Worker:
@@ -265,7 +261,8 @@ class _Driver:
         try:
             lines = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+            # the error that the worker raised, without the trace that Ray adds to its text
+            raise (error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))) from error
         except self._ray.exceptions.RayError as error:
             self._lost(number, str(error).partition("\n")[0])
             return
@@ -311,12 +308,6 @@ class _Driver:
             self._ray.wait(calls, num_returns=len(calls), timeout=END)
         for worker in self._workers.values():
             self._ray.kill(worker.actor)
-
-
-def _cause(error: Any) -> Exception:
-    """Return the error that a worker raised, without the trace that Ray adds to its text."""
-    cause = error.cause
-    return cause if isinstance(cause, Exception) else RuntimeError(str(error))
 
 
 @contextlib.contextmanager

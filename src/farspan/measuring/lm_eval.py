@@ -144,11 +144,7 @@ def write_lm_eval(source: Source, folder: Path, notice: Callable[[str], object] 
 
 
 def _measured(baseline: Source, lm: LM, loader: Load) -> tuple[BoundCurve, list[Example[Texts]]]:
-    """Return the curve of a run and its examples, with the lengths that were measured.
-
-    Raises:
-        ValueError: no curve, several, or texts that differ from those of its rows.
-    """
+    """Return the curve of a run and its examples, with the lengths that were measured."""
     settings = baseline.header["settings"]
     rows = [row for row in baseline.rows if row.task == "curve" and row.depth == 0 and row.status == "ok"]
     specs = [spec for spec, entry in settings["tasks"].items() if entry["task"] == "curve"]

@@ -17,7 +17,7 @@ from farspan.reader.served.client import ServerError
 from farspan.record import ABSENT, LENGTHS, SAMPLED, Run
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
-from farspan.tasks.curve import RING, BoundCurve
+from farspan.tasks.curve import RING
 from farspan.text.corpora import UNKNOWN_SHARE, Corpus
 
 CROSSING_SHARE = 0.1  # of the longest windows that hold the end of a document; such a share is reported
@@ -78,8 +78,8 @@ def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
     longest: dict[str, tuple[Corpus, int, int]] = {}
     for one in setups:
         lengths, repeats = (one.lengths or (one.longest,)), one.repeats or DEFAULT_REPEATS
-        if one.lengths is None and isinstance(one.bound, BoundCurve):
-            repeats = one.bound.pool or RING
+        if one.curve is not None:
+            repeats = one.curve.pool or RING
         for text, length, count in one.bound.windows_read(lm, (*lengths, *(one.sampled or lengths)[-1:]), repeats):
             if not text.shuffled and length > longest.get(text.hash, (text, 0, 0))[1]:
                 longest[text.hash] = text, length, count
@@ -143,36 +143,15 @@ def _measure_setup(
     mine: Mine | None,
     watch: Watch,
 ) -> None:
-    if one.lengths is None:
-        assert isinstance(one.bound, BoundCurve)
-        measure_adaptively(
-            one.bound,
-            how,
-            lm,
-            run,
-            longest=one.longest,
-            repeats=one.repeats,
-            seed=seed,
-            budget=budget,
-            watch=watch,
-            **one.sizes(lm),
-        )
+    same: dict[str, Any] = {"seed": seed, "watch": watch, **one.sizes(lm)}
+    if one.curve is not None:
+        same |= {"longest": one.longest, "repeats": one.repeats, "budget": budget}
+        measure_adaptively(one.curve, how, lm, run, **same)
         return
+    assert one.lengths is not None
     repeats = one.repeats or DEFAULT_REPEATS
     watch.start(f"{lm.name} {how} {one.what}", len(one.lengths) * repeats)
-    measure_cell(
-        one.bound,
-        how,
-        lm,
-        run,
-        lengths=one.lengths,
-        repeats=repeats,
-        seed=seed,
-        sampled=one.sampled,
-        mine=mine,
-        watch=watch,
-        **one.sizes(lm),
-    )
+    measure_cell(one.bound, how, lm, run, lengths=one.lengths, repeats=repeats, sampled=one.sampled, mine=mine, **same)
 
 
 def about(*texts: Corpus) -> dict[str, Any]:
@@ -199,9 +178,8 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
     if run.has_example(lm.name, one.what):
         return
     bound = one.bound
-    if one.lengths is None:
-        assert isinstance(bound, BoundCurve)
-        one = replace(one, lengths=(one.longest,), repeats=bound.pool or RING)
+    if one.curve is not None:
+        one = replace(one, lengths=(one.longest,), repeats=one.curve.pool or RING)
     measured = lm.name, bound.measurement
     of_task = [row for row in run.rows if (row.model, row.measurement) == measured]
     mine = [row for row in of_task if row.status in ("ok", *ABSENT)]

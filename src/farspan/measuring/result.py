@@ -119,7 +119,7 @@ class Measured:
             ValueError: the folder holds something else.
         """
         if folder is None or expanded(folder).resolve() == self.folder.resolve():
-            return self.results.draw()
+            return self.results.pictures
         to = expanded(folder)
         refuse_file(to)
         if to.exists() and any(to.iterdir()):
@@ -133,7 +133,7 @@ class Measured:
             for file in files:
                 if file.exists():
                     shutil.copyfile(file, beside / file.name)
-        return open_run(to).results.draw()
+        return open_run(to).results.pictures
 
     def _repr_html_(self) -> str:
         """Return tables and pictures as HTML, for notebooks."""

@@ -276,11 +276,7 @@ class _Search:
         self.watch.notice(f"the optimiser has converged after {number:,} evaluations ({', '.join(why)})")
 
     def _file(self, number: int, point: np.ndarray) -> Path:
-        """Return the file of a candidate, after writing it if it does not exist.
-
-        Raises:
-            ValueError: it exists with other factors.
-        """
+        """Return the file of a candidate, after writing it if it does not exist."""
         file, wanted = self._place(number), self.space.parameters(point)
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
@@ -306,11 +302,7 @@ class _Search:
         return file
 
     def _measured(self, number: int, how: Method, own_nats: float | None) -> Tried:
-        """Return a candidate with its numbers; rows of the run are not measured again.
-
-        Raises:
-            ValueError: rows that failed for a reason other than non-finite numbers.
-        """
+        """Return a candidate with its numbers; rows of the run are not measured again."""
         memory, inside = (self._rows(one, how) for one in self.setups)
         for row in (*memory, *inside):
             if row.status not in ("ok", "nan"):

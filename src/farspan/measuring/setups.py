@@ -56,18 +56,21 @@ class Setup:
         return self.bound.examples_at(lm, self.lengths, self.repeats or DEFAULT_REPEATS, seed, self.sampled)
 
     @property
+    def curve(self) -> BoundCurve | None:
+        """The curve whose lengths are adaptive; None: lengths are given."""
+        return self.bound if self.lengths is None and isinstance(self.bound, BoundCurve) else None
+
+    @property
     def sampled_to(self) -> tuple[int, ...]:
         """The lengths that decide which texts are sampled, or the tokens sampled for adaptive lengths; (): given."""
-        if self.lengths is None and isinstance(self.bound, BoundCurve):
-            return (self.bound.window or self.longest,)
-        return self.sampled or ()
+        return self.sampled or () if self.curve is None else (self.curve.window or self.longest,)
 
     @property
     def first_round(self) -> "Setup":
         """Itself, with the lengths and repeats of the first round where they are adaptive."""
-        if self.lengths is not None or not isinstance(self.bound, BoundCurve):
+        if self.curve is None:
             return self
-        lengths, repeats = round_one(self.bound, self.longest, self.repeats)
+        lengths, repeats = round_one(self.curve, self.longest, self.repeats)
         return replace(self, lengths=lengths, repeats=repeats)
 
 
@@ -95,8 +98,9 @@ class Grid:
     @property
     def header(self) -> dict[str, Any]:
         """Return its record for run.json."""
-        tasks = {
+        tasks: dict[str, dict[str, Any]] = {
             str(one): {"task": one.row_task, "unit": one.unit, "quality": asdict(one.quality), "details": one.details}
+            | {"same_at_depths": one.same_at_depths}
             for one in self.tasks
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -42,44 +44,26 @@ def _tensorboard(integration: Any, name: str, image: np.ndarray, step: int) -> N
     integration.tb_writer.add_image(name, image, step, dataformats="HWC")
 
 
-def _wandb(integration: Any, name: str, image: np.ndarray, step: int) -> None:
-    import wandb
-
-    wandb.log({name: wandb.Image(image), STEP: step})
-
-
-def _close_wandb() -> None:
-    import wandb
-
-    wandb.finish()
-
-
-def _trackio(integration: Any, name: str, image: np.ndarray, step: int) -> None:
-    import trackio
-
-    trackio.log({name: trackio.Image(image), STEP: step})
+def _log_image(module: str, integration: Any, name: str, image: np.ndarray, step: int) -> None:
+    """Log a picture to one of the trackers with the interface of W&B."""
+    tracker = import_module(module)
+    tracker.log({name: tracker.Image(image), STEP: step})
 
 
 def _mlflow(integration: Any, name: str, image: np.ndarray, step: int) -> None:
-    import mlflow
-
-    mlflow.log_image(image, key=name.replace("/", "_"), step=step)
+    import_module("mlflow").log_image(image, key=name.replace("/", "_"), step=step)
 
 
 TRACKERS = {
     "tensorboard": Tracker(_tensorboard),
-    "wandb": Tracker(_wandb, _close_wandb, error="wandb.errors:Error"),
-    "trackio": Tracker(_trackio, resumes=True),
+    "wandb": Tracker(partial(_log_image, "wandb"), lambda: import_module("wandb").finish(), error="wandb.errors:Error"),
+    "trackio": Tracker(partial(_log_image, "trackio"), resumes=True),
     "mlflow": Tracker(_mlflow, error="mlflow.exceptions:MlflowException"),
 }
 
 
 def refuse_missing(names: Iterable[str]) -> None:
-    """Refuse trackers of `TRACKERS` that cannot be imported; other names are ignored.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """Raise ValueError for one of `TRACKERS` that is not installed; other names are ignored."""
     installed = integration_utils.get_available_reporting_integrations()
     for name in names:
         if name in TRACKERS and name not in installed:

@@ -63,11 +63,8 @@ def method(text: str) -> "Method":
 
 
 def check_names(text: str) -> None:
-    """Check the names of the methods in `text`, but not their settings. Imports no method, and so not torch.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Raise ValueError for an unknown name of a method in `text`; settings are not checked. Imports no method, and so
+    not torch."""
     written = text.split("+")
     if len(written) > 1 and not all(part.strip() for part in written):
         raise ValueError(f"method {text!r} has a + without a method on both sides: write METHOD+METHOD, or one METHOD")

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -43,7 +43,7 @@ from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.reader.checks import check_ids
-from farspan.specs import check_choices, choice
+from farspan.specs import check_settings, choice, limited
 
 CHUNK = 256  # tokens; as the published models were trained
 DECODER_WINDOW = 2048  # tokens
@@ -53,10 +53,10 @@ DECODER_WINDOW = 2048  # tokens
 class Cepe(Method):
     """The last tokens in the decoder, the rest in the encoder."""
 
-    chunk: int | None = None  # tokens of a chunk; default 256, or as many as encoder and decoder window allow
-    decoder_window: int | None = None  # tokens; default 2048, or half the decoder's trained length
-    decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, the number put into the decoder
-    trained_chunks: int | None = None  # chunks of a training row: more chunks then sharpen the cross-attention
+    chunk: int | None = limited(None, 1)  # tokens; default 256, or as many as encoder and decoder window allow
+    decoder_window: int | None = limited(None, 2)  # tokens; default 2048, or half the decoder's trained length
+    decoder_passages: int = limited(0, quiet=True)  # of several, the number put into the decoder
+    trained_chunks: int | None = limited(None, 2)  # of a training row: more then sharpen the cross-attention
     order: str | None = choice(ORDERS, None)  # of the context; default: the model's own
     mode: str = choice(MODES, "auto", quiet=True)  # of the cross-attention
 
@@ -65,10 +65,7 @@ class Cepe(Method):
     scores_as_it_reads: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0), ("trained_chunks", 2)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{self}: {name} must be at least {least}")
+        check_settings(self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.decoder_window or DECODER_WINDOW)

@@ -37,7 +37,7 @@ from farspan.reader import (
     dense_reader,
     in_one_call,
 )
-from farspan.specs import check_choices, choice
+from farspan.specs import check_settings, choice, limited
 from farspan.text import retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
@@ -49,8 +49,8 @@ class Replug(Method):
     """A pass for each passage, mixed by weights."""
 
     weights: str = choice(WEIGHTS, "uniform")
-    piece: int | None = None  # tokens; longer passages are cut
-    tail: int = field(default=0, metadata={"quiet": True})  # tokens at the end of the last passage that all pieces see
+    piece: int | None = limited(None, 1)  # tokens; longer passages are cut
+    tail: int = limited(0, quiet=True)  # tokens at the end of the last passage that all pieces see
     encoder: str = field(default=retrieval.ENCODER, metadata={"quiet": True})  # for weights=dense
 
     name: ClassVar[str] = "replug"
@@ -58,9 +58,7 @@ class Replug(Method):
     in_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if (self.piece is not None and self.piece < 1) or self.tail < 0:
-            raise ValueError(f"{self}: piece must be at least 1 token, tail at least 0")
+        check_settings(self)
         if self.encoder != retrieval.ENCODER and self.weights != "dense":
             raise ValueError(
                 f"encoder={self.encoder} has no effect on replug weights={self.weights}: use weights=dense, or leave "

@@ -45,7 +45,7 @@ from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader, read_alike
-from farspan.specs import check_choices, choice
+from farspan.specs import check_settings, choice, limited
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
@@ -58,17 +58,17 @@ class Rope(Method):
     """RoPE for texts `factor` times as long as the model was trained on."""
 
     type: str = choice(TYPES)
-    factor: float | None = None  # for dynamic: how fast the scale grows with the length; default the paper's 1
-    original: int | None = None  # tokens; default: the model's trained length
+    factor: float | None = limited(
+        None, 1, LARGEST_FACTOR
+    )  # of dynamic: how fast its scale grows; default the paper's 1
+    original: int | None = limited(None, 1)  # tokens; default: the model's trained length
     turns: float = field(default=1.0, metadata={"quiet": True})  # truncated: least rotations in `original`
     file: str | None = None  # JSON, for factors
 
     name: ClassVar[str] = "rope"
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.original is not None and self.original < 1:
-            raise ValueError(f"{self}: original must be at least 1 token")
+        check_settings(self)
         if (self.type == "factors") != (self.file is not None):
             raise ValueError("rope:type=factors needs a file, and no other type takes one: write file=FACTORS.json")
         if self.turns != 1.0 and self.type != "truncated":
@@ -84,8 +84,6 @@ class Rope(Method):
                 f"rope:type={self.type} needs a factor, without which it changes nothing: write for example "
                 f"rope:type={self.type},factor=4 for texts 4 times as long as the model was trained on"
             )
-        if self.factor is not None and not 1.0 <= self.factor <= LARGEST_FACTOR:
-            raise ValueError(f"{self}: factor must be at least 1 and at most {LARGEST_FACTOR:,}")
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -151,11 +149,7 @@ class Rope(Method):
 
     @property
     def _factor(self) -> float:
-        """The factor, of `rope:type=factors` by default that of the file.
-
-        Raises:
-            ValueError: no factor is given, and the file has none or one out of range.
-        """
+        """The factor, of `rope:type=factors` by default that of the file."""
         if self.factor is None and self.file is not None:
             if (found := read_factors(self.file).get("factor")) is None:
                 raise ValueError(
@@ -175,11 +169,7 @@ class Rope(Method):
         return original
 
     def _factors(self, lm: LM, theta: float, pairs: int) -> tuple[Tensor, float]:
-        """Return the factors [pairs] of the file, in float32, and the factor of cos and sin.
-
-        Raises:
-            ValueError: no such file, one without factors, or factors of another model.
-        """
+        """Return the factors [pairs] of the file, in float32, and the factor of cos and sin."""
         assert self.file is not None
         found = read_factors(self.file)
         factors, original = torch.tensor(found["long_factor"], dtype=torch.float32), self._original(lm)

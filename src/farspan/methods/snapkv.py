@@ -26,7 +26,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 
 from farspan.hf.attend import Call
 from farspan.methods.budget import Evicting, largest_votes
-from farspan.specs import check_choices, choice
+from farspan.specs import check_settings, choice
 
 POOLS = ("max", "mean")
 
@@ -47,7 +47,7 @@ class SnapKV(Evicting):
             raise ValueError(f"{self}: expected a window of at least 1 token, and a capacity larger than the window")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"{self}: kernel must be odd and at least 1; 1 pools nothing")
-        check_choices(self)
+        check_settings(self)
 
     def kept_to_answer(self, num_tokens: int) -> int:
         return min(num_tokens, self.capacity)

@@ -1,3 +1,4 @@
+# ruff: noqa: F401  (the names are for `from farspan.record import`)
 """Rows (see `farspan.schema.row.Row`), appended to disk as they are measured; and the folder of the run they belong to.
 
 runs/NAME/run.json     settings, models, versions, hardware, one entry for each start
@@ -26,30 +27,3 @@ from farspan.record.run import Run, default_folder
 from farspan.record.sampled import LARGEST, LENGTHS, SAMPLED, refuse_other_texts, spanned
 from farspan.record.settings import continued, flat, refuse_changed_files, refuse_differences
 from farspan.schema.row import Row
-
-__all__ = [
-    "ABSENT",
-    "LARGEST",
-    "LENGTHS",
-    "NOT_FAILED",
-    "SAMPLED",
-    "UNFINISHED",
-    "Row",
-    "Run",
-    "Shard",
-    "Tail",
-    "changed_fields",
-    "continued",
-    "default_folder",
-    "environment",
-    "flat",
-    "latest",
-    "read_examples",
-    "read_header",
-    "read_rows",
-    "refuse_changed_files",
-    "refuse_differences",
-    "refuse_file",
-    "refuse_other_texts",
-    "spanned",
-]

@@ -15,14 +15,13 @@ import numpy as np
 from scipy.stats import binomtest
 
 from farspan.record import ABSENT, NOT_FAILED, Row
+from farspan.report.header import same_at_depths
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
 from farspan.stats import LEVEL, holm, interval, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 SERVER = ("requests", "prompt_tokens", "cached_share")
 NOT_RECORDED = ("run", "name", "cost_failed", "cost_reason")  # fields that only tables need
-SLICED = "curve"  # task of the rows whose depths are slices of one text
-REPEATED = (SLICED, "passkey")  # tasks that ask for the same text or number at each depth
 ROUNDING = 5e-4  # difference of scores (nats, shares): reading a model in two ways gives less, but in all examples
 NOT_SHOWN = "not shown"  # the verdict where no difference from the baseline is
 UNCORRECTED = "intervals are not corrected for the number of comparisons: p can be above 0.05 beside one without 0"
@@ -252,7 +251,8 @@ def paired_halves(rows: Iterable[Row]) -> list[Row]:
     scored in the row of another repeat; targets that lack a half are left out, as in `farspan.stats.curve`, unless all
     do."""
     good = [row for row in rows if row.status == "ok"]
-    controls = {(row.scores["control_repeat"], row.depth): row.scores["control"] for row in good if row.task == SLICED}
+    of_curve = [row for row in good if "control_repeat" in row.scores]
+    controls = {(row.scores["control_repeat"], row.depth): row.scores["control"] for row in of_curve}
     both = [row for row in good if (row.repeat, row.depth) in controls]
     return [replace(row, scores=row.scores | {"control": controls[row.repeat, row.depth]}) for row in both] or good
 
@@ -263,15 +263,14 @@ def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float
 
 
 def independent(scores: Iterable[tuple[Hashable, float]], entry: Mapping[str, Any]) -> np.ndarray:
-    """Return the scores that intervals and tests take as independent. Depths of a forgetting curve, and of recall, are
-    slices of one text, and those of a passkey have one number: their scores are averaged. Other tasks ask a question of
-    its own at each depth.
+    """Return the scores that intervals and tests take as independent: the mean over the depths of an example if a task
+    asks for the same at each, such as slices of one text or one number, else all.
 
     Args:
         scores: each with its example.
         entry: of `settings.tasks`.
     """
-    if entry["task"] not in REPEATED:
+    if not same_at_depths(entry):
         return np.array([score for _, score in scores])
     found: dict[Hashable, list[float]] = {}
     for example, score in scores:

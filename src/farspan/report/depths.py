@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.report.cells import Cell, by_member, cells_of, judged
-from farspan.report.export import CsvTable, with_interval
+from farspan.report.export import CsvTable, quality_of
 from farspan.report.figure import Heat, sample_size
 from farspan.report.figures import depth_map, depth_names, point
 from farspan.report.interactive import place
@@ -99,10 +99,7 @@ def _table(one: ByDepth) -> tuple[list[str], list[list[str]]]:
     """Return head and lines of a table: a line for each depth, a column for each length."""
     lengths = [f"{cell.length:,}" for cell in next(iter(one.values()))]
     names = depth_names(list(one))
-    lines = [
-        [names[depth], *(with_interval(cell.value, cell.low, cell.high) or cell.failed for cell in cells)]
-        for depth, cells in one.items()
-    ]
+    lines = [[names[depth], *(quality_of(cell) or cell.failed for cell in cells)] for depth, cells in one.items()]
     return ["depth", *lengths], lines
 
 

@@ -1,8 +1,9 @@
 """run.json in one form, whatever version of farspan wrote it.
 
 Each task of a run is an entry of `settings.tasks`: the task of its rows, the unit of its lengths, its quality (the
-score that measures it) and details (further scores). `models.NAME.tasks` holds the settings that the rows of each task
-have under that model. Rows without a run and imported ones, which record no tasks, are given theirs.
+score that measures it), details (further scores), and whether the same is asked for at each depth. `models.NAME.tasks`
+holds the settings that the rows of each task have under that model. Rows without a run and imported ones, which record
+no tasks, are given theirs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "perplexity": _entry("nats", "perplexity", False, "accuracy", exp=True),
     "attention": _entry(PARETO, PARETO_NAME, None, "sinks", graded=True),
 }
+SAME_AT_DEPTHS = ("curve", "passkey")  # of runs that do not record it
 # the title of a task in a few words, from its settings; other tasks have the task as it is spelled
 LABELS: dict[str, Callable[..., str]] = {"curve": label, "perplexity": perplexity_label}
 
@@ -50,11 +52,7 @@ def current_header(header: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, 
 
 
 def _tasks_of_rows(models: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return an entry for each task, settings and version among the rows, and record the settings in `models`.
-
-    Raises:
-        ValueError: a task that is not in ENTRIES.
-    """
+    """Return an entry for each task, settings and version among the rows, and record the settings in `models`."""
     tasks: dict[str, Any] = {}
     known: dict[tuple[str, str, int, int], str] = {}  # rows of a run share their settings
     for row in rows:
@@ -120,6 +118,11 @@ def rows_of(header: Mapping[str, Any], rows: Sequence[Row]) -> dict[tuple[str, s
         if (spec := known[place]) is not None:
             found.setdefault((spec, row.model, row.method), []).append(row)
     return found
+
+
+def same_at_depths(entry: Mapping[str, Any]) -> bool:
+    """Return whether a task of `settings.tasks` asks for the same text or answer at each depth of an example."""
+    return bool(entry.get("same_at_depths", entry["task"] in SAME_AT_DEPTHS))
 
 
 def methods_of(header: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:

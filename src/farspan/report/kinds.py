@@ -23,19 +23,17 @@ KINDS: dict[str, type[TaskReport]] = {
 MEMBERS = {task: kind.member for task, kind in KINDS.items()}
 
 
-def reports(groups: Sequence[Group], folder: Path, *, test: bool = False, paper: bool = False) -> list[TaskReport]:
+def reports(groups: Sequence[Group], folder: Path, **of_curves: bool) -> list[TaskReport]:
     """Return the results of some groups, those of one kind together.
 
     Args:
         folder: where pictures go.
-        test: test whether several texts give the same forgetting curve.
-        paper: also print the memory lengths of the Forgetting Curve's paper.
+        of_curves: `test` and `paper` of CurveReport.
     """
     found: list[TaskReport] = []
     for kind in dict.fromkeys((*KINDS.values(), TaskReport)):
         if mine := [group for group in groups if KINDS.get(group.task, TaskReport) is kind]:
-            of_curves = {"test": test, "paper": paper} if kind is CurveReport else {}
-            found.append(kind(mine, folder, **of_curves))
+            found.append(kind(mine, folder, **(of_curves if kind is CurveReport else {})))
     for part in found:
         if isinstance(part, DepthReport) and len(found) > 1:
             part.prefix = "depth-"  # curves also have maps, and other tasks also have pictures of their quality

@@ -70,10 +70,8 @@ def unfinished(source: Source) -> str:
     models = list(source.header["models"])
     whose = models[0] if len(models) == 1 else f"{len(models)} models"
     count = f"{missing:,} of the {planned:,} rows planned for {whose}" if is_exact else f"at least {missing:,} rows"
-    given = [list(map(str, session.get("command", []))) for session in source.header["sessions"]]
-    commands = dict.fromkeys(
-        shlex.join(["farspan", *_into(source.folder, one[1:])]) for one in given if one and _is_farspan(one[0])
-    )
+    given = filter(None, map(options_of, source.header["sessions"]))
+    commands = dict.fromkeys(shlex.join(["farspan", *_into(source.folder, options)]) for options in given)
     fix = f"`{next(iter(commands))}` measures them" if len(commands) == 1 else "Repeat its command to measure them"
     return f"the run {source.name} is not finished: it lacks {count}. {fix}; all numbers are of the others"
 
@@ -87,8 +85,11 @@ def _into(folder: Path, words: list[str]) -> list[str]:
     return words if is_here else [*words[:place], str(folder), *words[place + 1 :]]
 
 
-def _is_farspan(program: str) -> bool:
-    return Path(program).stem == "farspan" or Path(program).parts[-2:] == ("farspan", "__main__.py")
+def options_of(session: Mapping[str, Any]) -> list[str]:
+    """Return the options of a session's farspan command; [] if Python called farspan."""
+    program, *options = map(str, session.get("command") or [""])
+    is_farspan = Path(program).stem == "farspan" or Path(program).parts[-2:] == ("farspan", "__main__.py")
+    return options if is_farspan else []
 
 
 def _planned(source: Source) -> tuple[int, int, bool]:

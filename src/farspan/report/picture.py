@@ -167,7 +167,8 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
     for failed, height in failures:
         _draw_failed(axes, failed, height)
     for rule in one.rules:
-        _draw_rule(axes, rule)
+        draw, place = (axes.axhline, rule.y or 0.0) if rule.x is None else (axes.axvline, rule.x)
+        draw(place, color=NEUTRAL, linestyle=":", linewidth=1.2)
     axes.set(xlabel=one.x, ylabel=one.y)
     _scale(axes, one)
     if one.span is not None:
@@ -325,13 +326,6 @@ def _crossed(marker: str) -> Path2D:
         for name, size in ((marker, 1.0), ("x", 0.5))
     )
     return Path2D.make_compound_path(own, cross)
-
-
-def _draw_rule(axes: Axes, rule: Rule) -> None:
-    if rule.x is None:
-        axes.axhline(rule.y or 0.0, color=NEUTRAL, linestyle=":", linewidth=1.2)
-    else:
-        axes.axvline(rule.x, color=NEUTRAL, linestyle=":", linewidth=1.2)
 
 
 def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:

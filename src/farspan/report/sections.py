@@ -8,7 +8,7 @@ import numpy as np
 
 from farspan.record import flat
 from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
-from farspan.report.example import ShownExample, examples
+from farspan.report.example import examples
 from farspan.report.export import bounds, counted, details_of, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
@@ -185,12 +185,9 @@ def _examples(sources: Sequence[Source]) -> list[dict[str, Any]]:
     for example in (example for source in sources for example in examples(source)):
         used += sum(len(piece.text) for piece in example.pieces)
         shown.append({"about": example, "run": example.source.name, "open": example.num_tokens <= FOLD})
-        shown[-1] |= {"pieces": example.pieces if used <= EXAMPLES else [], "share": _share(example)}
+        share = "" if example.num_hits is None else f"{example.num_hits / example.num_scored:.0%}"
+        shown[-1] |= {"pieces": example.pieces if used <= EXAMPLES else [], "share": share}
     return shown
-
-
-def _share(example: ShownExample) -> str:
-    return "" if example.num_hits is None else f"{example.num_hits / example.num_scored:.0%}"
 
 
 def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:

@@ -35,28 +35,19 @@ class Results:
     Args:
         header: run.json of the run.
         folder: where pictures and tables go.
-        test: test whether several texts give the same forgetting curve.
-        paper: also print the memory lengths of the Forgetting Curve's paper.
+        of_curves: `test` and `paper` of CurveReport.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Row],
-        header: Mapping[str, Any],
-        folder: str | Path,
-        *,
-        test: bool = False,
-        paper: bool = False,
-    ) -> None:
+    def __init__(self, rows: Iterable[Row], header: Mapping[str, Any], folder: str | Path, **of_curves: bool) -> None:
         self.folder = Path(folder)
         self.source = Source.of(self.folder.resolve().name, folder, header, rows)
         self.groups = grouped([self.source], MEMBERS)
         self.cells = [cells_of(group) for group in self.groups]
-        self._test, self._paper = test, paper
+        self._of_curves = of_curves
 
     @cached_property
     def parts(self) -> list[TaskReport]:
-        return reports(self.groups, self.folder, test=self._test, paper=self._paper)
+        return reports(self.groups, self.folder, **self._of_curves)
 
     @property
     def _every_cell(self) -> list[Cell]:
@@ -64,7 +55,7 @@ class Results:
 
     def print(self, console: Terminal) -> None:
         """Print the tables, what failed (to standard error), and where rows and pictures are."""
-        pictures = self.draw()
+        pictures = self.pictures
         self.print_tables(console)
         if self.source.is_comparison:
             for path in write_comparison(self._every_cell, self.folder):
@@ -118,16 +109,12 @@ class Results:
         """Return the figure of each task, by its spelling; None for tasks without a result."""
         return {group.spec: part.figure(group) for part in self.parts for group in part.groups}
 
-    def draw(self) -> list[Path]:
-        """Draw the pictures into the folder, once, and return their paths."""
-        return self._pictures
-
     @cached_property
-    def _pictures(self) -> list[Path]:
+    def pictures(self) -> list[Path]:
+        """The paths of the pictures, which are drawn into the folder when this is first read."""
         if self.source.is_comparison:
-            groups = zip(self.groups, self.cells, strict=True)
             grid = []
-            for group, cells in groups:
+            for group, cells in zip(self.groups, self.cells, strict=True):
                 better = group.entry["quality"]["higher_is_better"]
                 grid.append([group_figure(group), *(cost_figure(cells, price, better) for price in PRICES)])
             return draw_grid(grid, self.folder, "compare")
@@ -155,4 +142,4 @@ class Results:
                 first = self.groups[0]
                 data |= {"task": first.spec, "quality": first.entry["quality"]["name"], "unit": first.entry["unit"]}
             data |= {"results": as_data(self._every_cell), "failed_rows": self.num_failed}
-        return data | {"pictures": [str(path) for path in self.draw()]}
+        return data | {"pictures": [str(path) for path in self.pictures]}

@@ -225,6 +225,7 @@ class MeasuredTask(Checked):
     quality: Score
     version: Count | None = None
     details: list[str] = []
+    same_at_depths: bool | None = None
 
 
 class HeaderSettings(Checked):
@@ -356,10 +357,6 @@ def _refined_perplexity(length: int, settings: Mapping[str, Any], scores: Mappin
             raise ValueError(f"scores.buckets: got ends {shortened(ends)}, expected ascending ones, a number for each")
 
 
-def _refined_longppl(length: int, settings: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
-    _enough_bits(scores, "key_bits")
-
-
 def _refined_attention(length: int, settings: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
     layers, powers = len(scores["layers"]), len(scores["ends"])
     heads = len(scores["sinks"][0]) if scores["sinks"] else 0
@@ -393,6 +390,6 @@ def _enough_bits(scores: Mapping[str, Any], name: str) -> None:
 REFINED: dict[str, Callable[[int, Mapping[str, Any], Mapping[str, Any]], None]] = {
     "curve": _refined_curve,
     "perplexity": _refined_perplexity,
-    "longppl": _refined_longppl,
+    "longppl": lambda length, settings, scores: _enough_bits(scores, "key_bits"),
     "attention": _refined_attention,
 }

@@ -42,11 +42,8 @@ def task(text: str) -> "Task":
 
 
 def check_name(text: str) -> None:
-    """Check the name of the task in `text`, but not its settings. Imports no task, and so not torch.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Raise ValueError if the name of the task in `text` is unknown; settings are not checked. Imports no task, and so
+    not torch."""
     check_known("task", text.partition(":")[0].strip(), TASKS)
 
 

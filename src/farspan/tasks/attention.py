@@ -29,6 +29,7 @@ from farspan import hf
 from farspan.lengths import LARGEST
 from farspan.lm import LM
 from farspan.reader import TOKENS_AT_ONCE, Memory, Reader
+from farspan.specs import limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.text.corpora import Corpus
 
@@ -46,20 +47,12 @@ class Attention(Task):
     """Shares of attention by distance and by rank, at chosen queries of windows of the text, and an averaged map."""
 
     layers: tuple[int, ...] | None = None  # from 0, or from the end with -1; None: all
-    sinks: int = SINKS  # first tokens of a text, the separator included
-    bin: int | None = None  # tokens of distance; None: 1,024, or less on short lengths
-    map_bins: int = MAP_BINS  # most bins for the queries and keys of the map; 0: no map
+    sinks: int = limited(SINKS)  # first tokens of a text, the separator included
+    bin: int | None = limited(None, 1, LARGEST)  # tokens of distance; None: 1,024, or less on short lengths
+    map_bins: int = limited(MAP_BINS, 0, LARGEST_MAP)  # most bins for the queries and keys of the map; 0: no map
 
     name: ClassVar[str] = "attention"
     quality: ClassVar[Quality] = Quality("all.pareto", "weight of the heaviest quarter", higher_is_better=None)
-
-    def __post_init__(self) -> None:
-        if self.bin is not None and not 1 <= self.bin <= LARGEST:
-            raise ValueError(f"bin: got {self.bin} tokens, expected 1 to {LARGEST:,} (--bin)")
-        if self.sinks < 0:
-            raise ValueError(f"sinks = {self.sinks}; expected the number of first tokens to leave out, 0 or more")
-        if not 0 <= self.map_bins <= LARGEST_MAP:
-            raise ValueError(f"map_bins = {self.map_bins}; a map has at most {LARGEST_MAP}, and 0 is none (--map-bins)")
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         quarter = max(1, (lengths or self.lengths(trained))[-1] // 4)

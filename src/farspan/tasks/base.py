@@ -12,7 +12,7 @@ import numpy as np
 from farspan.lm import LM
 from farspan.reader import Memory, Reader, Work
 from farspan.schema.row import Row, measurement_of
-from farspan.specs import written
+from farspan.specs import check_settings, written
 from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import Corpus, load
 
@@ -87,6 +87,10 @@ class Task(ABC):
     name: ClassVar[str]
     unit: ClassVar[str] = "tokens"  # of a length: tokens, passages or demonstrations
     details: ClassVar[tuple[str, ...]] = ()  # further scores that a table shows
+    same_at_depths: ClassVar[bool] = False  # the same text or answer is asked for at each depth of an example
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     @abstractmethod

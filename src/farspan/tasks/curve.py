@@ -30,7 +30,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from farspan.lengths import DEFAULT_POINTS, refuse_depths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
@@ -69,9 +69,9 @@ class Texts:
 class Curve(Task):
     """The forgetting curve of the text."""
 
-    protocol: str | None = choice(get_args(Protocol), "nested")  # None: nested, beyond NESTED_TO and with depths probe
-    warmup: int | None = field(default=None, metadata={"quiet": True})  # w, tokens; None: 128, beyond LONG 512
-    scored: int | None = field(default=None, metadata={"quiet": True})  # k, tokens; None: 256, beyond LONG 1,024
+    protocol: str | None = choice(get_args(Protocol), None)  # None: nested, beyond NESTED_TO and with depths probe
+    warmup: int | None = limited(None, 0, quiet=True)  # w, tokens; None: 128, beyond LONG 512
+    scored: int | None = limited(None, 1, quiet=True)  # k, tokens; None: 256, beyond LONG 1,024
     depths: tuple[float, ...] = field(default=(0.0,), metadata={"quiet": True})  # of the slice in its text: 0 to 1
     target_text: str | None = None  # S; None: the text of the measurement; `shuffled`: in shuffled order
     prefix_text: str | None = None  # I; None: the protocol's own
@@ -79,16 +79,15 @@ class Curve(Task):
 
     name: ClassVar[str] = "curve"
     details: ClassVar[tuple[str, ...]] = ("copy", "control")
+    same_at_depths: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         if self.protocol not in (None, "probe") and (self.warmup, self.scored) != (None, None):
             raise ValueError(
                 f"warmup and scored belong to protocol=probe, not to protocol={self.protocol}: add protocol=probe, or "
                 "leave them out (--warmup, --scored, --protocol)"
             )
-        if (self.warmup or 0) < 0 or (self.scored is not None and self.scored < 1):
-            raise ValueError(f"warmup = {self.warmup}, scored = {self.scored} tokens: at least 0 and 1 are needed")
         refuse_depths(self.depths)
         check_names(self.target_text, self.prefix_text)
         if self.protocol is not None:

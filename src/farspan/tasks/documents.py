@@ -19,7 +19,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Parts, Result, Work, digest
+from farspan.tasks.base import Bound, Example, Parts, Result, Task, Work, digest
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import following, pieces, stops
 
@@ -48,6 +48,16 @@ class Answering:
     temperature: float = 0.0
     top_p: float = 1.0
     one_line: bool = False  # the answer ends with its first line
+
+
+class DocumentTask(Task):
+    """The base of tasks on documents of their own."""
+
+    reads_text: ClassVar[bool] = False
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return the trained lengths, each for prompt and answer together."""
+        return tuple(sorted(set(trained)))
 
 
 @dataclass(frozen=True)
@@ -214,14 +224,3 @@ class BoundDocuments(Bound[DocumentPrompt]):
         if self.truncate == "none":
             return f"{need}: more than {length:,}; leave out a part of it (truncate=beginning, middle or end)"
         return f"{need}: nothing of the document fits into {length:,}"
-
-
-def check_answering(new_tokens: int | None) -> None:
-    """Raise ValueError if answers may have no token. `new_tokens`: at most, of an answer; None: the set's own."""
-    if new_tokens is not None and new_tokens < 1:
-        raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
-
-
-def default_lengths(trained: Sequence[int]) -> tuple[int, ...]:
-    """Return the trained lengths, each for prompt and answer together."""
-    return tuple(sorted(set(trained)))

@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import COPY, COPY_QUESTION, SETS, Labelled, copy_set, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
@@ -76,7 +76,7 @@ class Icl(Task):
     text: str | None = None  # column with the text to classify, of a data set of the user's own
     label: str | None = None  # column with its class
     scoring: str | None = choice(SCORINGS, None)  # default: CEPE's choice for the set, else plain
-    head: int = field(default=HEAD, metadata={"quiet": True})  # demonstrations that come first; the others are passages
+    head: int = limited(HEAD, quiet=True)  # demonstrations that come first; the others are passages
 
     name: ClassVar[str] = "icl"
     unit: ClassVar[str] = "demonstrations"
@@ -98,11 +98,9 @@ class Icl(Task):
                 f"icl set {self.set!r} has its own columns: leave out text and label, or leave out set to read "
                 "a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN)"
             )
-        check_choices(self)
+        super().__post_init__()
         if self.set == COPY and self.data is not None:
             raise ValueError(f"icl set {COPY!r} is generated: leave out data={self.data}")
-        if self.head < 0:
-            raise ValueError(f"icl head: got {self.head}, expected a number of demonstrations. Give head=0 or more")
 
     def on(self, lm: LM, text: str) -> "BoundIcl":
         if self.set is None:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 from farspan.files import expanded
 from farspan.lm import LM
-from farspan.specs import check_choices, choice, closest
+from farspan.specs import choice, closest, limited
 from farspan.tasks import scoring
-from farspan.tasks.base import Bound, Quality, Task
-from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_answering, default_lengths
+from farspan.tasks.base import Bound, Quality
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, DocumentTask, Item
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity
 from farspan.tasks.values import text_of, texts_of
 from farspan.text import corpora
@@ -161,25 +161,23 @@ PAPER = (  # Sparse Memory Training's twelve, its table 10
 
 
 @dataclass(frozen=True)
-class LongBench(Task):
+class LongBench(DocumentTask):
     """One set of LongBench, `longbench:set=hotpotqa,view=answers,data=FILE,truncate=middle`."""
 
     set: str  # one of SETS; view=text: one of PAPER
     view: str = choice(VIEWS, "text")
     data: str | None = None  # a file, or a folder with SET.jsonl
     truncate: str = choice(TRUNCATE, "none")  # the part of a long document to leave out, for view=answers
-    new_tokens: int | None = None  # at most, for view=answers; None: the benchmark's
+    new_tokens: int | None = limited(None, 1)  # at most, for view=answers; None: the benchmark's
 
     name: ClassVar[str] = "longbench"
-    reads_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         known: Sequence[str] = PAPER if self.view == "text" else tuple(SETS)
-        check_choices(self)
+        super().__post_init__()
         if self.set not in known:
             hint = " to view=text (view=answers has it)" if self.set in SETS else closest(self.set, known)
             raise ValueError(f"longbench set {self.set!r} is unknown{hint}; view={self.view} has {', '.join(known)}")
-        check_answering(self.new_tokens)
         if self.view == "text" and (self.truncate != "none" or self.new_tokens is not None):
             raise ValueError("truncate and new_tokens belong to view=answers; view=text reads windows of the texts")
 
@@ -215,7 +213,7 @@ class LongBench(Task):
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return, for view=text, powers of two to twice the largest trained length; else the trained lengths."""
         if self.view == "answers":
-            return default_lengths(trained)
+            return super().lengths(trained)
         return Perplexity(targets="all").lengths(trained)
 
 

@@ -21,16 +21,15 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError
-from farspan.specs import check_choices, choice
-from farspan.tasks.base import Example, Quality, Task, Work
+from farspan.specs import choice, limited
+from farspan.tasks.base import Example, Quality, Work
 from farspan.tasks.documents import (
     TRUNCATE,
     Answering,
     BoundDocuments,
     DocumentPrompt,
+    DocumentTask,
     Item,
-    check_answering,
-    default_lengths,
 )
 from farspan.tasks.icl import nats_of_options
 from farspan.tasks.prompts import following
@@ -55,7 +54,7 @@ ANSWERS = re.compile(rf"{BEGUN} \(([A-D])\)"), re.compile(rf"{BEGUN} ([A-D])")  
 
 
 @dataclass(frozen=True)
-class LongBench2(Task):
+class LongBench2(DocumentTask):
     """Multiple-choice questions about long texts, `longbench2:data=FILE,truncate=middle`."""
 
     ask: str = choice(ASK, "likelihood")
@@ -63,15 +62,13 @@ class LongBench2(Task):
     difficulty: str | None = choice(DIFFICULTIES, None)  # of the questions; None: all
     size: str | None = choice(SIZES, None)  # of their texts; None: all
     truncate: str = choice(TRUNCATE, "none")  # the part of a long document to leave out
-    new_tokens: int | None = None  # at most, for ask=generated; None: the benchmark's
+    new_tokens: int | None = limited(None, 1)  # at most, for ask=generated; None: the benchmark's
 
     name: ClassVar[str] = "longbench2"
-    reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("score", "accuracy", higher_is_better=True)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_answering(self.new_tokens)
+        super().__post_init__()
         if self.new_tokens is not None and self.ask == "likelihood":
             raise ValueError("new_tokens belongs to ask=generated; ask=likelihood generates nothing: leave it out")
 
@@ -83,9 +80,6 @@ class LongBench2(Task):
         choices = tuple(tuple(following(lm.tokenizer, f" ({one})", before=BEGUN).tolist()) for one in LETTERS)
         how = Answering(max(map(len, choices)))
         return ByLikelihood(named, items, how, self.truncate, choices=choices)
-
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        return default_lengths(trained)
 
 
 class BoundLongBench2(BoundDocuments):

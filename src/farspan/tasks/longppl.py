@@ -41,7 +41,7 @@ from farspan.lengths import doubled_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader
 from farspan.record import Row, latest, read_rows
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.stats import unpacked
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.perplexity import TARGETS, BoundPerplexity, Reading
@@ -56,9 +56,11 @@ class LongPPL(Task):
     """Nats of the tokens that the long context makes easier."""
 
     targets: str = choice(TARGETS, "fixed")
-    target_tokens: int | None = None  # default: as many as `short`; with keys=RUN, the run's
-    short: int | None = None  # tokens before each block; default: 1,024, or an eighth of the shortest length if less
-    block: int | None = field(default=None, metadata={"quiet": True})  # targets; default: as many as `short`
+    target_tokens: int | None = limited(None, 1)  # default: as many as `short`; with keys=RUN, the run's
+    short: int | None = limited(
+        None, 1
+    )  # tokens before each block; default: 1,024, or an eighth of the shortest length
+    block: int | None = limited(None, 1, quiet=True)  # targets; default: as many as `short`
     alpha: float = field(default=2.0, metadata={"quiet": True})  # nats; a key token gains more
     beta: float = field(default=2.0, metadata={"quiet": True})  # nats; a key token has fewer after the long context
     keys: str = field(default=OWN, metadata={"quiet": True})  # own, or the folder of a run of this task
@@ -68,10 +70,7 @@ class LongPPL(Task):
     quality: ClassVar[Quality] = Quality("nats", "LongPPL", higher_is_better=False, exp=True)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("target_tokens", "short", "block"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} = {value} is not possible: expected at least 1 token (longppl:{name}=N)")
+        super().__post_init__()
         if self.targets == "all" and self.target_tokens is not None:
             raise ValueError(
                 f"target_tokens={self.target_tokens} belongs to targets=fixed or last; targets=all scores every token "

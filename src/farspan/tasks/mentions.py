@@ -40,6 +40,7 @@ from torch import Tensor
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
+from farspan.specs import limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.prompts import token_texts
 
@@ -109,17 +110,12 @@ class MentionText:
 class Mentions(Task):
     """Nats gained on words that recur after a long distance."""
 
-    distance: int = DISTANCE  # tokens from the nearest earlier mention, at least
-    target_tokens: int = TARGET_TOKENS  # at the end of each length, in which later mentions are scored
+    distance: int = limited(DISTANCE, 1)  # tokens from the nearest earlier mention, at least
+    target_tokens: int = limited(TARGET_TOKENS, 1)  # at the end of each length, in which later mentions are scored
 
     name: ClassVar[str] = "mentions"
     quality: ClassVar[Quality] = Quality("gain", "nats gained per mention", higher_is_better=True)
     details: ClassVar[tuple[str, ...]] = ("nats", "control", "mentions")
-
-    def __post_init__(self) -> None:
-        for name in ("distance", "target_tokens"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} = {value} is not possible: expected at least 1 token (mentions:{name}=N)")
 
     def check(self, lengths: Sequence[int]) -> None:
         """Raise ValueError unless every target has a context longer than the distance at all lengths."""

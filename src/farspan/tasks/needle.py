@@ -36,7 +36,7 @@ from farspan.ask import template
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.needle_words import ADJECTIVES, FORMS, NOUNS, WORDS
@@ -105,18 +105,22 @@ class Needle(Task):
     together: bool = field(default=True, metadata={"quiet": True})  # the needles of all depths are in one text
     keys: str | None = choice(FORMS, None)  # default: words
     values: str | None = choice(FORMS, None)  # default: numbers
-    digits: int | None = None  # of all numbers; default: 7
-    distractors: int | None = None  # further keys or chains, at random depths; default: 3 with kind=multikey, else 0
-    answers: int | None = None  # values of one key; default: 4
-    hops: int | None = None  # variables after the first; default: 4
-    spread: float | None = None  # share of the hay over which the sentences of one question are spread; default: 0.2
-    new_tokens: int | None = None  # at most, with ask=generated; default: 64
+    digits: int | None = limited(None, 1, MOST_DIGITS)  # of all numbers; default: 7
+    distractors: int | None = limited(
+        None, 0, 1000
+    )  # further keys or chains, at random depths; default: 3 for multikey, else 0
+    answers: int | None = limited(None, 2, 100)  # values of one key; default: 4
+    hops: int | None = limited(None, 1, 100)  # variables after the first; default: 4
+    spread: float | None = limited(
+        None, 0, 1
+    )  # share of the hay over which one question's sentences are spread; default: 0.2
+    new_tokens: int | None = limited(None, 1, 100_000)  # at most, with ask=generated; default: 64
 
     name: ClassVar[str] = "needle"
     details: ClassVar[tuple[str, ...]] = ("exact", "token_hits", "others")
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         if not self.depths or len(set(self.depths)) < len(self.depths):
             given = "+".join(f"{depth:g}" for depth in self.depths)
             raise ValueError(f"depths = {given}: got a depth twice or none, expected different ones such as 0+0.5+1")
@@ -126,13 +130,6 @@ class Needle(Task):
             if getattr(self, name) is not None and self.kind not in kinds:
                 others = " or ".join(f"kind={kind}" for kind in kinds)
                 raise ValueError(f"{name} has no effect on kind={self.kind}: leave it out, or use {others}")
-        for name, least, most in (
-            ("digits", 1, MOST_DIGITS), ("distractors", 0, 1000), ("answers", 2, 100), ("hops", 1, 100),
-            ("new_tokens", 1, 100_000), ("spread", 0, 1),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"{name}: got {value:g}, expected {least:,} to {most:,}")
         if self.kind == "multikey" and self.distractors == 0:
             raise ValueError("distractors = 0: multikey needs at least 1; use kind=single")
         if self.digits is not None and "numbers" not in self.forms and self.kind != "tracking":
@@ -275,11 +272,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return found
 
     def _drawn(self, rng: np.random.Generator, form: str, count: int) -> list[str]:
-        """Return `count` different words or numbers.
-
-        Raises:
-            ValueError: there are fewer.
-        """
+        """Return `count` different words or numbers."""
         lowest = 10 ** (self.num_digits - 1)
         there = len(ADJECTIVES) * len(NOUNS) if form == "words" else 9 * lowest
         if count > there:

@@ -33,7 +33,7 @@ import torch
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
@@ -107,16 +107,14 @@ class Own(Task):
     """Recall, key-value and cloze tests in windows of the text."""
 
     tests: str = choice(("all", *TESTS), "all")
-    pairs: int = PAIRS  # lines of the test `pairs`, with the queried one
+    pairs: int = limited(PAIRS, 1)  # lines of the test `pairs`, with the queried one
     questions: str = choice(QUESTIONS, "same", quiet=True)  # of the test `pairs`
 
     name: ClassVar[str] = "own"
     details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.pairs < 1:
-            raise ValueError(f"pairs: got {self.pairs}, expected at least 1")
+        super().__post_init__()
         unused = [f"pairs={self.pairs}"] if self.pairs != PAIRS else []
         unused += [f"questions={self.questions}"] if self.questions != "same" else []
         if unused and "pairs" not in self.chosen:
@@ -230,11 +228,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         return Query(ids, (number,))
 
     def _words(self, text: str, least: int) -> list[str]:
-        """Return the different words of a text, in order, without its first and last word, which may be cut.
-
-        Raises:
-            UnfitError: no more than `least`.
-        """
+        """Return the different words of a text, in order, without its first and last word, which may be cut."""
         found = list({word.lower(): word for word in WORD.findall(text)[1:-1]}.values())
         if len(found) <= least:
             raise UnfitError(
@@ -245,11 +239,7 @@ class BoundOwn(Own, BoundText[Hidden]):
 
     def _sentence(self, text: str, rng: np.random.Generator) -> tuple[str, str]:
         """Return a sentence of a text, at most 30 words, and a word of it to leave out: one with an initial capital, if
-        there is one after the first.
-
-        Raises:
-            UnfitError: the text has no words.
-        """
+        there is one after the first."""
         sentences = [" ".join(one.split()[:30]) for one in SENTENCE.findall(text)[1:-1]]
         several = [
             (one, WORD.findall(one)) for one in sentences if len(one.split()) >= 6 and len(WORD.findall(one)) > 1

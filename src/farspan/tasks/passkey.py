@@ -19,6 +19,7 @@ import torch
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Reader
+from farspan.specs import limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import encoded, pieces
@@ -60,19 +61,14 @@ class PasskeyPrompt:
 class Passkey(Task):
     """A number hidden in a monotonous text."""
 
-    depths: int = 5  # evenly spaced from the beginning of the text to its end; 1: in the middle
-    digits: int = 5  # of the number
+    depths: int = limited(5, 1, 1000)  # evenly spaced from the beginning of the text to its end; 1: in the middle
+    digits: int = limited(5, 1, MOST_DIGITS)  # of the number
 
     name: ClassVar[str] = "passkey"
     reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
     details: ClassVar[tuple[str, ...]] = ("digits",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.depths <= 1000:
-            raise ValueError(f"depths: got {self.depths}, expected 1 to 1,000")
-        if not 1 <= self.digits <= MOST_DIGITS:
-            raise ValueError(f"digits: got {self.digits}, expected 1 to {MOST_DIGITS}")
+    same_at_depths: ClassVar[bool] = True
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return a quarter of the smallest trained length, but at least 256, and its doublings to twice the largest."""

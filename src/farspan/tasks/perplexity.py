@@ -26,7 +26,7 @@ import torch
 from farspan.lengths import doubled_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 
@@ -43,17 +43,17 @@ class Perplexity(Task):
     """Nats per token and next-token accuracy on windows of the text."""
 
     targets: str = choice(TARGETS, "fixed")
-    target_tokens: int | None = None  # default: 256, or half of the shortest length if that is less
-    buckets: int | None = None  # with targets=all: equal parts of each length; None: they end at 64, 128, 256, ...
+    target_tokens: int | None = limited(None, 1)  # default: 256, or half of the shortest length if that is less
+    buckets: int | None = limited(
+        None, 1
+    )  # with targets=all: equal parts of each length; None: ends at 64, 128, 256, ...
 
     name: ClassVar[str] = "perplexity"
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
     quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.target_tokens is not None and self.target_tokens < 1:
-            raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1 (--target-tokens)")
+        super().__post_init__()
         if self.targets == "all" and self.target_tokens not in (None, TARGET_TOKENS):
             raise ValueError(
                 f"target_tokens={self.target_tokens} belongs to targets=fixed or last; targets=all scores every token: "
@@ -61,8 +61,6 @@ class Perplexity(Task):
             )
         if self.targets == "all":
             object.__setattr__(self, "target_tokens", TARGET_TOKENS)  # has no meaning; all runs record this name
-        if self.buckets is not None and self.buckets < 1:
-            raise ValueError(f"buckets: got {self.buckets}, expected at least 1")
         if self.buckets is not None and self.targets != "all":
             raise ValueError(f"buckets belong to targets=all, not to targets={self.targets}: leave them out")
 

@@ -23,7 +23,7 @@ Data: Natural Questions, TriviaQA and PopQA, as jsonl, parquet or a hub data set
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.tasks.prompts import encoded, following, stops
@@ -89,9 +89,9 @@ class Qa(Task):
     data: str  # FILE.jsonl, FILE.parquet or org/name@config:split
     demos: str | None = None  # data for demonstrations; None: other questions of `data`
     index: str | None = None  # a folder, as `farspan index` writes it; None: the passages that come with the data
-    shots: int = SHOTS  # demonstrations
-    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # of each passage, at most
-    new_tokens: int = field(default=NEW_TOKENS, metadata={"quiet": True})  # of an answer, at most
+    shots: int = limited(SHOTS)  # demonstrations
+    passage_tokens: int = limited(PASSAGE_TOKENS, 1, quiet=True)  # of each passage, at most
+    new_tokens: int = limited(NEW_TOKENS, 1, quiet=True)  # of an answer, at most
     weights: str = choice(WEIGHTS, "method", quiet=True)
 
     name: ClassVar[str] = "qa"
@@ -99,11 +99,6 @@ class Qa(Task):
     unit: ClassVar[str] = "passages"
     quality: ClassVar[Quality] = Quality("exact_match", "exact match", higher_is_better=True)
     details: ClassVar[tuple[str, ...]] = ("in_passages",)
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if self.shots < 0 or self.passage_tokens < 1 or self.new_tokens < 1:
-            raise ValueError(f"{self}: shots must be at least 0, passage_tokens and new_tokens at least 1")
 
     def on(self, lm: LM, text: str) -> "BoundQa":
         questions, skipped = read_questions(self.data)

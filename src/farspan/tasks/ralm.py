@@ -26,7 +26,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.text.corpora import Corpus, load
@@ -55,11 +55,11 @@ class Ralm(Task):
     """Nats per token of windows of the text after passages of an index."""
 
     index: str  # a folder, as `farspan index` writes it
-    window: int = field(default=WINDOW, metadata={"quiet": True})  # tokens
+    window: int = limited(WINDOW, 2, quiet=True)  # tokens
     query: int = field(default=QUERY, metadata={"quiet": True})  # first tokens of the window, which are not scored
-    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # of each passage, at most
+    passage_tokens: int = limited(PASSAGE_TOKENS, 1, quiet=True)  # of each passage, at most
     weights: str = choice(WEIGHTS, "method", quiet=True)
-    overlap: int = field(default=OVERLAP, metadata={"quiet": True})  # words; 0: nothing is left out
+    overlap: int = limited(OVERLAP, quiet=True)  # words; 0: nothing is left out
     passages: str = choice(PASSAGES, "found", quiet=True)
 
     name: ClassVar[str] = "ralm"
@@ -68,15 +68,9 @@ class Ralm(Task):
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.window < 2:
-            raise ValueError(
-                f"window = {self.window} tokens; at least 2 are needed, one for the query and one to score"
-            )
+        super().__post_init__()
         if not 0 < self.query < self.window:
             raise ValueError(f"query = {self.query} of a window of {self.window} tokens: give 1 to {self.window - 1}")
-        if self.passage_tokens < 1 or self.overlap < 0:
-            raise ValueError(f"{self}: passage_tokens must be at least 1, overlap at least 0")
 
     def on(self, lm: LM, text: str) -> "BoundRalm":
         return BoundRalm(**vars(self), text=load(text, lm.tokenizer), opened=open_index(self.index))
@@ -140,11 +134,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         self, query: str, window: str, count: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Return numbers and scores of the first `count` passages that do not overlap with the window, and how many
-        were left out.
-
-        Raises:
-            ValueError: the index has fewer.
-        """
+        were left out."""
         runs_of_window, excluded = cache(partial(_runs, tuple(_words(window)))), 0  # by their number of words
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:

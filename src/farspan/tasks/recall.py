@@ -5,12 +5,13 @@ rows record the task `curve`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
 
 from farspan.lm import LM
+from farspan.specs import limited
 from farspan.tasks.base import Quality, Task
 from farspan.tasks.curve import MEAN_RECALLED, BoundCurve, check_names, named_text, probe_tokens, uses_text
 
@@ -19,20 +20,20 @@ from farspan.tasks.curve import MEAN_RECALLED, BoundCurve, check_names, named_te
 class Recall(Task):
     """Copy accuracy and control by depth in texts of one length."""
 
-    points: int = 16  # depths, evenly spaced from the beginning of the text to its end
-    warmup: int | None = field(default=None, metadata={"quiet": True})  # tokens of a probe before `scored`, as in curve
-    scored: int | None = field(default=None, metadata={"quiet": True})  # tokens of a probe that are scored, as in curve
+    points: int = limited(16, 2, 1000)  # depths, evenly spaced from the beginning of the text to its end
+    warmup: int | None = limited(None, 0, quiet=True)  # tokens of a probe before `scored`, as in curve
+    scored: int | None = limited(None, 1, quiet=True)  # tokens of a probe that are scored, as in curve
     target_text: str | None = None  # the text to copy, as in curve
     prefix_text: str | None = None  # the irrelevant text of the control, as in curve
 
     name: ClassVar[str] = "recall"
     details: ClassVar[tuple[str, ...]] = ("copy", "control")
+    same_at_depths: ClassVar[bool] = True
     quality: ClassVar[Quality] = Quality("copy - control", MEAN_RECALLED, higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_names(self.target_text, self.prefix_text)
-        if not 2 <= self.points <= 1000:
-            raise ValueError(f"points: got {self.points}, expected 2 to 1,000 depths (--points)")
 
     @property
     def reads_text(self) -> bool:

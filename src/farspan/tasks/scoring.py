@@ -1,4 +1,5 @@
-"""Score text answers as each benchmark does. Scores are from 0 to 1, for the best reference.
+"""Score text answers as each benchmark does. Scores are from 0 to 1, for the best reference. References
+that are all blank are a ValueError.
 
 exact_match, f1   of normalised words: lower case, no punctuation, no articles (Rajpurkar et al. 2016, SQuAD 1.1)
 rouge             F1 of shared words, word pairs and the longest common subsequence (Lin 2004), by the package
@@ -45,9 +46,6 @@ def exact_match(prediction: str, references: Sequence[str]) -> float:
 
     A text of punctuation alone is not normalised, since the empty result would equal an empty answer. An empty
     reference among others equals no prediction.
-
-    Raises:
-        ValueError: no reference, or only blank ones.
     """
 
     def key(text: str) -> str:
@@ -57,21 +55,13 @@ def exact_match(prediction: str, references: Sequence[str]) -> float:
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
-    """Return F1 of the normalised words that prediction and reference share.
-
-    Raises:
-        ValueError: no reference, or only blank ones.
-    """
+    """Return F1 of the normalised words that prediction and reference share."""
     words = normalised(prediction).split()
     return max(_f1(words, normalised(reference).split()) for reference in _some(references))
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """Return F1 of ROUGE-1, ROUGE-2 and ROUGE-L, each for its best reference. Needs the extra `tasks`.
-
-    Raises:
-        ValueError: no reference, only blank ones, or the extra is not installed.
-    """
+    """Return F1 of ROUGE-1, ROUGE-2 and ROUGE-L, each for its best reference. Needs the extra `tasks`."""
     package = optional_import("rouge_score.rouge_scorer", "tasks")
     scorer = package.RougeScorer(ROUGES, use_stemmer=False)
     each = [scorer.score(reference, prediction) for reference in _some(references)]
@@ -187,9 +177,5 @@ def check_installed(name: str) -> None:
 
 
 def longbench(name: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
-    """Return the score of the best reference under LongBench's metric `name`, a key of LONGBENCH.
-
-    Raises:
-        ValueError: no reference, only blank ones, or a package that is not installed.
-    """
+    """Return the score of the best reference under LongBench's metric `name`, a key of LONGBENCH."""
     return max(LONGBENCH[name](prediction, reference, classes) for reference in _some(references))

@@ -1,4 +1,4 @@
-"""Check the values of a data set's rows. Every error names the file, the row, the column and the value."""
+"""Check the values of a data set's rows. Any other value is a ValueError with the file, row, column and value."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,7 @@ SHOWN = 60  # characters of a value in an error
 
 
 def text_of(value: Any, where: str) -> str:
-    """Return a value that must be text; it may be empty.
-
-    Raises:
-        ValueError: another type, or half of a surrogate pair, which no tokenizer reads.
-    """
+    """Return a value that must be text, without half of a surrogate pair, which no tokenizer reads; it may be empty."""
     if not isinstance(value, str):
         raise ValueError(f"{where}: got {_kind(value)}, expected text")
     refuse_surrogates(value, where)
@@ -22,11 +18,7 @@ def text_of(value: Any, where: str) -> str:
 
 
 def texts_of(value: Any, where: str, *, numbers: bool = False) -> list[str]:
-    """Return a value that must be a list of texts, without its None. `numbers`: also accept numbers, as text.
-
-    Raises:
-        ValueError: the value is not a list, or an entry is of another type.
-    """
+    """Return a value that must be a list of texts, without its None. `numbers`: also accept numbers, as text."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}: got {_kind(value)}, expected a list of texts")
     return [
@@ -37,22 +29,14 @@ def texts_of(value: Any, where: str, *, numbers: bool = False) -> list[str]:
 
 
 def number_of(value: Any, where: str) -> float:
-    """Return a value that must be a finite number.
-
-    Raises:
-        ValueError: another type, infinity or NaN.
-    """
+    """Return a value that must be a finite number."""
     if not _is_number(value):
         raise ValueError(f"{where}: got {_kind(value)}, expected a number")
     return float(value)
 
 
 def inside(value: Any, where: str, key: str) -> Any:
-    """Return the value of a key in an object.
-
-    Raises:
-        ValueError: not an object, or one without the key.
-    """
+    """Return the value of a key in what must be an object with that key."""
     if not isinstance(value, Mapping) or key not in value:
         has = f"an object with {', '.join(map(str, value))}" if isinstance(value, Mapping) else _kind(value)
         raise ValueError(f"{where}: got {has:.{4 * SHOWN}}, expected an object with {key!r}")
@@ -60,11 +44,7 @@ def inside(value: Any, where: str, key: str) -> Any:
 
 
 def rows_of(value: Any, where: str) -> Sequence[Any]:
-    """Return a value that must be a list.
-
-    Raises:
-        ValueError: another type.
-    """
+    """Return a value that must be a list."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}: got {_kind(value)}, expected a list")
     return value

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farspan.lm import LM
-from farspan.specs import check_choices, choice
+from farspan.specs import choice, limited
 from farspan.tasks import scoring
-from farspan.tasks.base import Quality, Task
-from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_answering, default_lengths
+from farspan.tasks.base import Quality
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, DocumentTask, Item
 from farspan.tasks.values import inside, rows_of, text_of, texts_of
 from farspan.text.tables import Table, hub_table, read_table
 
@@ -114,20 +114,15 @@ SETS = {
 
 
 @dataclass(frozen=True)
-class ZeroScrolls(Task):
+class ZeroScrolls(DocumentTask):
     """One set of ZeroSCROLLS, `zeroscrolls:set=qmsum,data=FILE,truncate=beginning`."""
 
     set: str = choice(SETS)
     data: str | None = None  # a file, or a folder with validation.SUFFIX; None: tau/scrolls from the hub
     truncate: str = choice(TRUNCATE, "none")  # the part of a long document to leave out
-    new_tokens: int | None = None  # at most; None: 50 for questions, 1,024 for summaries
+    new_tokens: int | None = limited(None, 1)  # at most; None: 50 for questions, 1,024 for summaries
 
     name: ClassVar[str] = "zeroscrolls"
-    reads_text: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_answering(self.new_tokens)
 
     @property
     def quality(self) -> Quality:
@@ -139,9 +134,6 @@ class ZeroScrolls(Task):
         how = of.answering if self.new_tokens is None else replace(of.answering, new_tokens=self.new_tokens)
         omitted = f"... [The rest of the {of.noun} is omitted]"
         return BoundZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
-
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        return default_lengths(trained)
 
 
 class BoundZeroScrolls(BoundDocuments):

@@ -149,11 +149,8 @@ def _no_files(folder: Path) -> ValueError:
 
 
 def check_name(name: str) -> None:
-    """Check that a text exists or can be a hub dataset, without reading it. Reading it finds other errors.
-
-    Raises:
-        ValueError: no built-in text, file or folder has this name, and it has not the form of a hub dataset's name.
-    """
+    """Raise ValueError if no built-in text, file or folder has this name, and it cannot be a hub dataset. Reading it
+    finds other errors."""
     name = name.removeprefix("shuffled:")
     place = name.partition("#")[0]
     is_made = name in ("random", "shuffled") or name.partition(":")[0] == "builtin"
@@ -201,11 +198,7 @@ def _of_hub(id: str, config: str | None, split: str, column: str | None) -> Iter
 
 
 def _column(rows: Rows, column: str, place: str) -> Iterator[str | None]:
-    """Yield the values of a column of text.
-
-    Raises:
-        ValueError: no such column, or a value that is neither a string nor null, or half of a surrogate pair in it.
-    """
+    """Yield the values of a column of text."""
     if rows.columns is not None and column not in rows.columns:
         raise _no_column(place, column, rows.columns, place)
     for where, row in rows.each:

@@ -52,11 +52,7 @@ def _json(path: Path, column: str | None) -> Rows:
 
 
 def _checked(row: Any, source: str, where: str, column: str | None) -> dict[str, Any]:
-    """Return a row that was read from JSON.
-
-    Raises:
-        ValueError: not an object, or, if `column` is None, half of a surrogate pair in it.
-    """
+    """Return a row that was read from JSON."""
     if not isinstance(row, dict):
         raise ValueError(f"{where} has no named columns: got {type(row).__name__} {row!r:.60}, expected an object")
     if column is None and "\\u" in source:

@@ -103,11 +103,7 @@ class Index:
         return bytes(self._text[self._starts[number] : self._starts[number + 1]]).decode()
 
     def check(self) -> None:
-        """Compare the files with their checksums and with each other.
-
-        Raises:
-            ValueError: a file is missing or is not as it was written.
-        """
+        """Raise ValueError if a file is missing or is not as it was written."""
         try:
             checksums.verify(self.folder, "index.json", "passages.txt", "starts.npy", "documents.npy")
             starts, documents = self._starts, self.documents
@@ -244,11 +240,7 @@ def build(
 
 
 def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
-    """Return the index in a folder.
-
-    Raises:
-        ValueError: it has other documents or settings, or is damaged.
-    """
+    """Return the index in a folder."""
     found = open_index(out)
     if found.about.get("text_hash") != about["text_hash"]:
         raise ValueError(

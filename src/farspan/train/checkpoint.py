@@ -219,13 +219,11 @@ def not_finite(parameters: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 def refuse_not_finite(model: Any, what: str) -> None:
-    """Refuse a model whose weights are not all finite, before it is trained or used in a training.
+    """Raise ValueError, with the first of them, if weights of a model are not finite, before it is trained or used in a
+    training.
 
     Args:
         what: the name of the model, for the error.
-
-    Raises:
-        ValueError: names `what` and the first weight that is not finite.
     """
     if (name := not_finite(model.named_parameters())) is not None:
         raise ValueError(
@@ -235,14 +233,11 @@ def refuse_not_finite(model: Any, what: str) -> None:
 
 
 def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, args: TrainingArguments) -> None:
-    """Stop a training that diverged.
+    """Raise ValueError, with the steps, if a training diverged: a loss or the gradient's norm is NaN or infinite.
 
     Args:
         values: the values being logged. A loss is the mean over all processes and all steps since the previous line,
             so no step is left out. It is on the CPU already, so the check does not wait for the device.
-
-    Raises:
-        ValueError: a loss or the gradient's norm is NaN or infinite; names the steps.
     """
     for key, name in (("loss", "loss"), ("eval_loss", "held-out loss"), ("grad_norm", "norm of the gradient")):
         value = values.get(key)
@@ -344,11 +339,8 @@ class CheckpointTrainer(Trainer):
         super().log(logs, start_time)
 
     def refuse_weights(self, checkpoint: Path | None) -> None:
-        """Refuse weights to train that are not finite, before a training begins or continues from `checkpoint`.
-
-        Raises:
-            ValueError: names the first weight that is not finite.
-        """
+        """Raise ValueError, with the first of them, for weights to train that are not finite, before a training begins
+        or continues from `checkpoint`."""
         if (name := self._weight_not_finite()) and checkpoint is not None:
             raise damaged(checkpoint / SAFE_WEIGHTS_NAME, f"weight {name} holds NaN or infinity")
         if name:

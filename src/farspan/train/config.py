@@ -166,14 +166,11 @@ LOCK = "lock"
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
-    """Refuse to continue a training with other settings.
+    """Raise ValueError if the training in a folder has other settings, or its settings.json is damaged.
 
     The folder, and how often it logs, saves and evaluates may change, and so may the number of steps, as far as
     `farspan.train.trainer.record_settings` allows. Before the first line of log.jsonl all settings may change, except
     those of a tokenizer that is trained already.
-
-    Raises:
-        ValueError: the training in the folder has other settings, or its settings.json is damaged.
     """
     file = out / SETTINGS
     now = settings.model_dump(mode="json")

@@ -43,12 +43,8 @@ def in_any_process(flag: bool) -> bool:
 
 
 def refuse_unfit(engine: str, optimizer: str) -> None:
-    """Refuse an engine that cannot work with this optimizer and these processes.
-
-    Raises:
-        ValueError: an engine for several processes in a single process, `single` in several, Muon under an engine that
-            splits matrices, or an engine that is not installed.
-    """
+    """Raise ValueError for an engine for several processes in a single process, `single` in several, Muon under an
+    engine that splits matrices, or an engine that is not installed."""
     refuse_muon(engine, optimizer)
     if engine == "deepspeed":
         optional_import("deepspeed", "deepspeed")

@@ -170,12 +170,8 @@ def watching(settings: LmSettings, tokenizer: Any, trained: int) -> list[Measuri
 
 
 def refuse_two_shapes(settings: LmSettings) -> None:
-    """Refuse settings of a new model or tokenizer together with `model.start`, and of a new tokenizer together with
-    `tokenizer.folder`.
-
-    Raises:
-        ValueError: there are such settings; names them.
-    """
+    """Raise ValueError for settings of a new model or tokenizer together with `model.start`, or of a new tokenizer
+    together with `tokenizer.folder`."""
     if settings.model.start is None:
         folder = settings.tokenizer.folder
         if folder and "vocabulary" in settings.tokenizer.model_fields_set:

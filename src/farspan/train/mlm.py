@@ -217,11 +217,7 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 
 
 def refuse_two_shapes(settings: EncoderSettings) -> None:
-    """Refuse settings of a new encoder together with `start`; `layers` is allowed.
-
-    Raises:
-        ValueError: there are such settings; names them.
-    """
+    """Raise ValueError for settings of a new encoder together with `start`; `layers` is allowed."""
     both = [f"encoder.{name}" for name in sorted(settings.model_fields_set - {"start", "layers"})]
     if settings.start is not None and both:
         raise ValueError(

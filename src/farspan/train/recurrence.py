@@ -44,11 +44,8 @@ class RecurrenceSettings(Settings):
 
 
 def refuse_unfit(trainer: RunSettings) -> None:
-    """Refuse settings under which the memory of a row cannot be kept from step to step.
-
-    Raises:
-        ValueError: several processes or GPUs, or activation checkpointing.
-    """
+    """Raise ValueError where the memory of a row cannot be kept from step to step: for several processes or GPUs, and
+    for activation checkpointing."""
     if engines.num_processes() > 1 or torch.cuda.device_count() > 1:
         found = f"{engines.num_processes()} processes and {torch.cuda.device_count()} GPUs"
         raise ValueError(

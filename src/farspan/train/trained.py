@@ -195,9 +195,6 @@ def _train_heads(config: Any, projections: Sequence[Sequence[nn.Module]], heads:
 
     Args:
         projections: of the queries of each layer, and of the keys.
-
-    Raises:
-        ValueError: a head that the model does not have.
     """
     layers, queries = len(projections[0]), config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or queries
@@ -223,11 +220,7 @@ def _train_heads(config: Any, projections: Sequence[Sequence[nn.Module]], heads:
 
 
 def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
-    """Return the rows of a matrix of queries, keys and values that are queries and keys.
-
-    Raises:
-        ValueError: a family whose layout is unknown.
-    """
+    """Return the rows of a matrix of queries, keys and values that are queries and keys."""
     heads, dim = hf.heads_of(config)
     rows = torch.arange(size)
     if config.model_type == "gpt_neox":  # head by head: its queries, its keys, its values

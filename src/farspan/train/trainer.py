@@ -67,12 +67,9 @@ def training(train: Train[S]) -> Train[S]:
 
 
 def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> None:
-    """Refuse settings that are wrong for every model, before any long work.
-
-    Raises:
-        ValueError: as `engines.refuse_unfit` and `warmup_and_decay`; a batch that is not a multiple of the
-            micro-batches of all processes; or a tracker in `report_to` that is unknown or not installed.
-    """
+    """Raise ValueError for settings that are wrong for every model, before any long work: as `engines.refuse_unfit` and
+    `warmup_and_decay`; a batch that is not a multiple of the micro-batches of all processes; or a tracker in
+    `report_to` that is unknown or not installed."""
     from transformers.integrations import get_reporting_integration_callbacks
 
     engines.refuse_unfit(settings.engine, optimizer.name)
@@ -334,12 +331,8 @@ def _arguments(
 def _refuse_begin(
     trainer: checkpoints.CheckpointTrainer, settings: TrainingSettings, dtype: torch.dtype, checkpoint: Path | None
 ) -> None:
-    """Refuse a training that is prepared, before its first step.
-
-    Raises:
-        ValueError: another engine is in use than requested, it does not work with the optimizer or the dtype of the
-            saved weights, or weights are not finite.
-    """
+    """Raise ValueError before the first step if another engine is in use than requested, it does not work with the
+    optimizer or the dtype of the saved weights, or weights are not finite."""
     engines.refuse_other(settings.trainer.engine, trainer)
     engines.refuse_muon(engines.in_use(trainer), settings.optimizer.name)
     if engines.in_use(trainer) == "deepspeed":

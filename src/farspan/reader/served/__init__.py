@@ -185,11 +185,7 @@ def _short(name: str) -> str:
 
 
 def _about(client: Client, model: str | None) -> dict[str, Any]:
-    """Return the server's entry for a model.
-
-    Raises:
-        ValueError: no such model, or several and no name given.
-    """
+    """Return the server's entry for a model."""
     try:
         listed = client.get("/v1/models")
     except NotServedError as error:

@@ -90,7 +90,7 @@ class PromptLogprobs:
         body |= UNCHANGED
         # a new salt avoids the cache: entries of cached tokens are not computed, and in some versions undefined
         answer = self.client.post("/v1/completions", body | {"cache_salt": uuid.uuid4().hex})
-        found = _first(answer, "choices").get("prompt_logprobs")
+        found = _choice(answer).get("prompt_logprobs")
         if not isinstance(found, list) or len(found) != len(prompt):
             raise ServerError(
                 f"{self.client.base_url} gave log-probabilities of {len(found or ())} tokens, {len(prompt)} were sent"
@@ -115,7 +115,7 @@ class PromptLogprobs:
         }
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
-        choice = _first(answer, "choices")
+        choice = _choice(answer)
         return _before_stop(self.client, choice.get("token_ids"), how.stop), str(choice.get("text") or "")
 
 
@@ -347,7 +347,7 @@ class Completions:
         read = (answer.get("usage") or {}).get("prompt_tokens", len(prompt))
         if read != len(prompt):
             raise ServerError(f"{self.client.base_url} read {read:,} tokens, {len(prompt):,} were sent")
-        choice = _first(answer, "choices")
+        choice = _choice(answer)
         if not isinstance(choice.get("text"), str):
             raise ServerError(f"{self.client.base_url}/v1/completions returns no text")
         return choice
@@ -361,10 +361,10 @@ def _in_order(one: Any, keep: range, concurrency: int) -> list[Expected]:
         return [one(keep[0]), *pool.map(one, keep[1:])]
 
 
-def _first(answer: Any, key: str) -> dict[str, Any]:
-    found = answer.get(key) if isinstance(answer, dict) else None
+def _choice(answer: Any) -> dict[str, Any]:
+    found = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(found, list) or not found or not isinstance(found[0], dict):
-        raise ServerError(f"the server's answer has no {key}: {str(answer)[:200]}")
+        raise ServerError(f"the server's answer has no choices: {str(answer)[:200]}")
     return found[0]
 
 

@@ -80,11 +80,7 @@ def _task_ids(numbers: Sequence[Number]) -> list[str]:
 
 
 def _dataset(number: Number) -> str:
-    """Return the id of a text on the Hub.
-
-    Raises:
-        ValueError: it is a file, a folder or a text of farspan.
-    """
+    """Return the id of a text on the Hub."""
     name = text_of(number)
     if (found := HUB_ID.fullmatch(name)) and is_hub_id(found["id"]):
         return found["id"]

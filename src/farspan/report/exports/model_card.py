@@ -9,11 +9,11 @@ from farspan.report.curves import HEADLINE, spoken
 from farspan.report.export import counted, markdown_table, plain, with_interval
 from farspan.report.exports.numbers import Number, numbers_of
 from farspan.report.kinds import MEMBERS, reports
+from farspan.report.notices import options_of
 from farspan.report.runs import Source, grouped, short_names
 from farspan.terminal import shown
 
 CARD = "farspan.md"
-PROGRAMS = ("bin/farspan", "farspan/__main__.py")  # that a session's command begins with, unless Python called farspan
 
 
 def write_model_card(source: Source, folder: Path) -> list[Path]:
@@ -38,8 +38,7 @@ def _section(source: Source, numbers: Sequence[Number], pictures: Sequence[Path]
     for path in pictures:
         yield from (f"![{path.stem.replace('_', ' ').replace('-', ' ')}]({path.name})", "")
     for session in source.header["sessions"][-1:]:
-        program, *options = map(str, session.get("command") or [""])
-        command = shlex.join(["farspan", *options]) if Path(program).as_posix().endswith(PROGRAMS) else ""
+        command = shlex.join(["farspan", *options]) if (options := options_of(session)) else ""
         version = session.get("packages", {}).get("farspan", "unknown")
         yield from (f"farspan {plain(version)}{': ' if command else ''}{plain(command)}", "")
 
