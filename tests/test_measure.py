@@ -45,7 +45,7 @@ class Failing(BoundCurve):
 
 def failing(fails: Any) -> BoundCurve:
     kind = type("Failing", (Failing,), {"fails": staticmethod(fails), "calls": []})
-    return kind(target=counting_text())
+    return kind(target=counting_text(), protocol="nested")
 
 
 def measured(folder: Path, task: Any, repeats: int = 4, **more: Any) -> list[Row]:
