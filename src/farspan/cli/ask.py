@@ -45,7 +45,7 @@ def ask(
         if loading.base_url is not None and question is None:
             model, question = None, model  # the only argument is the question
         model = loading.only_model(model)
-        loading.refuse_unused(["--chunk"] * (chunk is not None), [model])
+        loading.refuse_chunk(chunk, [model])
         if question is None and not interactive and not plan:
             raise ValueError("no question was given: write it after the model, or use --interactive")
         if question is not None:

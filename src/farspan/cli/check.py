@@ -60,7 +60,7 @@ def check(
     with one_line_errors(ROWS_KEPT):
         tolerances = read_tolerances(tolerance or [])
         model = loading.only_model(model)
-        loading.refuse_unused(["--chunk"] * (chunk is not None), [model])
+        loading.refuse_chunk(chunk, [model])
         from farspan.measuring.again import measure_again, read_baseline
         from farspan.measuring.loop import Watch
         from farspan.record import read_header

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -40,14 +39,19 @@ def export(
         from farspan.report.exports import FORMATS, TRACKERS
         from farspan.report.exports import export as exported
 
-        late = partial(_late, notice=print_notice)
-        formats = FORMATS | {"lm-eval": partial(late, "farspan.measuring.lm_eval:write_lm_eval")}
-        formats |= {name: partial(late, "farspan.measuring.trackers:send", name) for name in TRACKERS}
+        trackers = {name: partial(_send, name, notice=print_notice) for name in TRACKERS}
+        formats = FORMATS | {"lm-eval": partial(_lm_eval, notice=print_notice)} | trackers
         written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=print_notice)
         print_written(written, as_json)
 
 
-def _late(function: str, *given: Any, **options: Any) -> list[Path]:
-    """Call a function, MODULE:NAME, whose module needs torch and is imported only now."""
-    written: list[Path] = resolve_name(function)(*given, **options)
-    return written
+def _lm_eval(*given: Any, **options: Any) -> list[Path]:
+    from farspan.measuring.lm_eval import write_lm_eval  # needs torch, for the tokenizer
+
+    return write_lm_eval(*given, **options)
+
+
+def _send(to: str, *given: Any, **options: Any) -> list[Path]:
+    from farspan.measuring.trackers import send  # needs torch, as transformers' integrations do
+
+    return send(to, *given, **options)

@@ -48,7 +48,7 @@ def run_measurement(
 
     running.check()
     models = loading.models(models)
-    loading.refuse_unused(["--chunk"] * (running.chunk is not None), models)
+    loading.refuse_chunk(running.chunk, models)
     methods, loader = methods or ["full"], loading.loader()
     given = parse_shard(running.shard) if running.shard is not None else None
     shard = chosen_shard(given) if running.ray is None else given

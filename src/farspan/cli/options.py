@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -24,23 +23,37 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # as in farspan.lm, w
 Spacing = Literal["linear", "log"]  # as in farspan.lengths, which imports numpy
 
 
-def checked(check: str) -> Callable[[Any], Any]:
-    """Return a callback that checks each value of an option before the command imports torch, which takes seconds.
-
-    Args:
-        check: the function that raises ValueError, MODULE:NAME; imported when there is a value.
-    """
+def checked(check: Callable[[str], None]) -> Callable[[Any], Any]:
+    """Return a callback that checks each value of an option before the command imports torch, which takes seconds."""
 
     def callback(given: Any) -> Any:
         with one_line_errors():
             for one in [given] if isinstance(given, str) else given or ():
-                resolve_name(check)(one)
+                check(one)
         return given
 
     return callback
 
 
-def check_place(model: str) -> None:
+def known_task(text: str) -> None:
+    from farspan.tasks import check_name
+
+    check_name(text)
+
+
+def _known_methods(text: str) -> None:
+    from farspan.methods import check_names
+
+    check_names(text)
+
+
+def _known_text(name: str) -> None:
+    from farspan.text.documents import check_name
+
+    check_name(name)
+
+
+def _known_place(model: str) -> None:
     """Raise ValueError for a path that does not exist, or that is of a run."""
     from farspan.files import expanded
 
@@ -68,11 +81,11 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any
 
 
 def of_method(help: str) -> Any:
-    return option(MODEL, help, metavar="METHOD", callback=checked("farspan.methods:check_names"))
+    return option(MODEL, help, metavar="METHOD", callback=checked(_known_methods))
 
 
 def of_text(help: str) -> Any:
-    return option(TEXTS, help, metavar="TEXT", callback=checked("farspan.text.documents:check_name"))
+    return option(TEXTS, help, metavar="TEXT", callback=checked(_known_text))
 
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
@@ -80,7 +93,7 @@ MODEL, SERVED, RUN = "Model", "Served model", "Run"
 ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
 ONLY_LOCAL = ("--attention", "--device", "--device-map", "--dtype", "--revision", "--gguf", "--allow-pickle")
 
-KNOWN = checked(f"{__name__}:check_place")
+KNOWN = checked(_known_place)
 LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
 IF_NEEDED = f"{LOCAL.removesuffix('.')}, or http://... of a server. Not needed with --base-url."
 LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=KNOWN)]
@@ -165,6 +178,10 @@ class LocalLoading:
         if names and all(map(is_url, models)):
             listed = ", ".join(names)
             raise ValueError(f"{listed}: no effect on the served model {models[0]!r}. Omit {listed}")
+
+    def refuse_chunk(self, chunk: int | None, models: Sequence[str]) -> None:
+        """Raise ValueError if --chunk was given and all models are served."""
+        self.refuse_unused(["--chunk"] * (chunk is not None), models)
 
     def models(self, given: list[str] | None) -> list[str]:
         """Return the models to measure.

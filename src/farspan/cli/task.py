@@ -14,6 +14,7 @@ from farspan.cli.options import (
     Running,
     TextOptions,
     checked,
+    known_task,
     one_line_errors,
     option,
 )
@@ -25,7 +26,7 @@ def task(
         typer.Argument(
             metavar="TASK",
             help="A task with its settings, such as qa:data=nq.jsonl,shots=2.",
-            callback=checked("farspan.tasks:check_name"),
+            callback=checked(known_task),
         ),
     ],
     models: Models = None,
@@ -58,7 +59,7 @@ def compare(
             "A task with its settings; default perplexity. Repeatable.",
             "--task",
             metavar="TASK",
-            callback=checked("farspan.tasks:check_name"),
+            callback=checked(known_task),
         ),
     ] = None,
     cost: Annotated[bool, option(TASK, "Also measure tokens per second and memory.")] = True,
