@@ -404,15 +404,20 @@ def correlations(model: str) -> str:
     for one, other in combinations(at[lengths[0]], 2):
         line = [one, other]
         for length in lengths:
-            pairs = [(at[length][one][how], at[length].get(other, {}).get(how)) for how in at[length].get(one, {})]
-            line.append(_correlation([pair for pair in pairs if pair[1] is not None]))
+            line.append(_correlation(together(at[length], one, other)))
         lines.append(line)
     return table(["measure", "measure", *(f"{length:,}" for length in lengths)], lines)
 
 
-def _correlation(pairs: Sequence[tuple[float, float | None]]) -> str:
-    """Return the correlation with its 95 % interval by resampling methods, and their number."""
-    values = np.array(pairs, float)
+def together(found: dict[str, dict[str, float]], *names: str) -> np.ndarray:
+    """Return some measures [methods, measures] of the methods that have all of them."""
+    columns = [found.get(name, {}) for name in names]
+    values = [[one[how] for one in columns] for how in columns[0] if all(how in one for one in columns)]
+    return np.array(values).reshape(-1, len(names))
+
+
+def _correlation(values: np.ndarray) -> str:
+    """Return the correlation of two measures [methods, 2] with its interval by resampling methods, and their number."""
     if len(values) < 5:
         return MISSING
     if not (np.ptp(values, axis=0) > 0).all():
@@ -423,10 +428,7 @@ def _correlation(pairs: Sequence[tuple[float, float | None]]) -> str:
 
 def correlation(model: str, one: str, other: str, length: int) -> Interval:
     """Return the rank correlation of two measures over the methods, and its interval."""
-    found = measures(model, length)
-    return _resampled(
-        np.array([(found[one][how], found[other][how]) for how in found[one] if how in found[other]]), _first_two
-    )
+    return _resampled(together(measures(model, length), one, other), _first_two)
 
 
 def _first_two(values: np.ndarray) -> np.ndarray:
@@ -454,9 +456,7 @@ def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
 def against_perplexity(model: str, task: str, measure: str, length: int) -> Interval:
     """Return how much more a measure correlates with a task over the methods than perplexity does, and its 95 %
     interval by resampling methods."""
-    found = measures(model, length)
-    columns = [found[name] for name in (task, measure, "perplexity")]
-    values = np.array([[one[how] for one in columns] for how in columns[0] if all(how in one for one in columns)])
+    values = together(measures(model, length), task, measure, NAMES["perplexity"])
 
     def more(drawn: np.ndarray) -> np.ndarray:
         correlations = rank_correlations(drawn)
