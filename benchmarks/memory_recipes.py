@@ -1,7 +1,7 @@
 """Which short training lengthens memory without training what the forgetting curve measures?
 
-    python benchmarks/memory_recipes.py [RECIPE ...] [--seeds 0 1 2] [--out FOLDER] [--repeats N] [--long] [--record]
-                                        [--part PART ...] [--write] [--check] [--quick]
+    python benchmarks/memory_recipes.py [RECIPE ...] [--seeds 0 1 2] [--out FOLDER] [--repeats N] [--part PART ...]
+                                        [--record] [--write] [--check] [--quick]
     python benchmarks/memory_recipes.py --size smollm2 [--data FOLDER] [--train] ...
 
 The embedded model (window 512) is taken to 8,192 tokens by each recipe: 300 steps of 2 rows of 512 tokens, in turns
@@ -14,13 +14,13 @@ against the model itself and untrained YaRN, on the same texts:
     inside              nats of all tokens of one window, of 16 times as many texts
     beyond              nats of all tokens of 8,192, of 4 texts at most
     nested              copy and control of the whole text, which takes contexts twice as long
-    long                with --long, and instead: as natural, contexts up to 32 windows
+    long                where it is named: as natural, contexts up to 32 windows
 
 Recipes whose name ends in a number have that target in tokens, from YaRN by as many windows; they are trained where
 they are named. Untrained methods are measured before the recipes, and alone with `--seeds` without a number.
 With `--size smollm2` the same recipes take SmolLM2-135M-Instruct from 8,192 to 32,768 tokens: 200 steps of 2 rows of
 4,096 tokens, by configs/smt-smollm2.toml, on the first four fifths of the books below --data; it is measured on the
-others, with --long in contexts up to 8 windows. --train only trains.
+others, in `long` in contexts up to 8 windows, and in `longest`, where it is named, up to 16. --train only trains.
 
 The seeds of a recipe are averaged text by text: intervals are over texts. A recipe passes if its half-life on natural
 text is at least 4 times the model's and 1.5 times that of untrained YaRN, and it loses at most 0.02 nats inside the
@@ -98,6 +98,10 @@ class Size:
     untrained_long: tuple[str, ...]
     longer: tuple[str, ...]  # recipes that are measured at these lengths
     against_long: tuple[tuple[str, str], ...]  # untrained methods with which these are compared, each in a length
+    longest: tuple[int, ...] = ()  # lengths, of 4 texts at most
+    untrained_longest: tuple[str, ...] = ()
+    against_longest: tuple[tuple[str, str], ...] = ()
+    trained_longer: tuple[tuple[str, int], ...] = ()  # recipes for other targets, with their number of steps
     python: str = ""  # a text of another kind, of which the loss inside the window is measured
 
     @property
@@ -108,6 +112,9 @@ class Size:
     def untrained(self) -> tuple[str, ...]:
         """All methods that are measured without training."""
         return "full", *self.yarns, self.tempered
+
+    def untrained_of(self, part: str) -> tuple[str, ...]:
+        return {"long": self.untrained_long, "longest": self.untrained_longest}.get(part, self.untrained)
 
     @property
     def recorded(self) -> Path:
@@ -123,7 +130,10 @@ class Size:
             "inside": (self.text, "perplexity:targets=all", (self.window,)),
             "beyond": (self.text, "perplexity:targets=all", (self.target,)),
             "nested": (self.text, "curve:protocol=nested", self.nested),
-        } | ({"inside-python": (self.python, "perplexity:targets=all", (self.window,))} if self.python else {})
+            "inside-python": (self.python, "perplexity:targets=all", (self.window,) if self.python else ()),
+            "long": (self.text, self.probe, self.long),
+            "longest": (self.text, self.probe, self.longest),
+        }
 
     @property
     def recipes(self) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -158,7 +168,15 @@ class Size:
 
     @property
     def all_recipes(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        return self.recipes | self.other_targets
+        longer = {_longer(name, steps): self.other_targets[name] for name, steps in self.trained_longer}
+        return self.recipes | self.other_targets | longer
+
+    def steps_of(self, name: str) -> int:
+        return {_longer(one, steps): steps for one, steps in self.trained_longer}.get(name, self.steps)
+
+
+def _longer(name: str, steps: int) -> str:
+    return f"{name}-{steps}-steps"
 
 
 SIZES = {
@@ -211,7 +229,7 @@ SIZES = {
         tempered="rope:type=yarn,factor=4,original=4096+temperature:original=8192",
         heads=("17.3", "17.4", "17.5", "18.6", "18.7", "20.6", "22.7", "23.1", "23.2", "23.7", "23.8"),
         dtype="bfloat16",
-        nested=(4096, 8192),
+        nested=(4096, 8192, 16384, 32384),
         inside=8,
         yarn="rope:type=yarn,factor={},original=4096",
         targets=(65536, 131072),
@@ -231,10 +249,25 @@ SIZES = {
             ("rope:type=yarn,factor=8,original=4096", "half_life"),
             ("rope:type=yarn,factor=8,original=4096", "span"),
         ),
+        longest=(16384, 32384, 65152, 98304, 130688),
+        untrained_longest=(
+            "full",
+            "rope:type=yarn,factor=4",
+            "rope:type=yarn,factor=8,original=4096",
+            "rope:type=yarn,factor=16,original=4096",
+        ),
+        against_longest=(
+            ("rope:type=yarn,factor=4", "half_life"),
+            ("rope:type=yarn,factor=8,original=4096", "span"),
+            ("rope:type=yarn,factor=16,original=4096", "span"),
+        ),
+        trained_longer=(("yarn-decoys-131072", 600),),
         python="builtin",
     ),
 }
 DEMO_SIZE = SIZES["demo"]
+ONLY_NAMED = ("long", "longest")  # parts that are measured where they are named
+FEW = 4  # texts, at most, of the parts that read most
 CHANGES = (  # recipes that differ in one thing from another
     ("yarn-decoys", "yarn-skip"),
     ("yarn-decoys-log-n", "yarn-decoys"),
@@ -311,20 +344,19 @@ def trained(size: Size, name: str, seed: int, out: Path, steps: int) -> Path:
     return folder
 
 
-def measured(
-    size: Size, folder: Path, name: str, methods: Sequence[str], out: Path, options: argparse.Namespace
-) -> None:
+def measured(size: Size, folder: Path, name: str, how: str | None, out: Path, options: argparse.Namespace) -> None:
+    """Measure a model under a method, or under all that are measured without training, in the parts asked for."""
     lm = replace(load(folder, dtype=size.dtype), name=name)  # type: ignore[arg-type]
     repeats, quick = options.repeats, options.quick
-    long = {"long": (size.text, size.probe, size.long)}
-    for part, (text, task, lengths) in (long if options.long else size.parts).items():
-        if options.part and part not in options.part:
-            continue
-        texts = min(repeats, 4) if part == "beyond" else repeats * (size.inside if part.startswith("inside") else 1)
+    for part in options.part or [one for one in size.parts if one not in ONLY_NAMED]:
+        text, task, lengths = size.parts[part]
+        texts = min(repeats, FEW) if part in ("beyond", "longest") else repeats
+        texts *= size.inside if part.startswith("inside") else 1
         if quick:
             texts, lengths = 2, tuple(n for n in lengths if n <= size.window)
         if not lengths:
             continue
+        methods = [how] if how else size.untrained_of(part)
         place = out / "measured" / name / part
         measure([lm], methods, [task], text=text, lengths=lengths, repeats=texts, out=place, batch=options.batch)
 
@@ -388,7 +420,7 @@ def best_yarn(size: Size, part: str) -> str:
 def judged(size: Size, name: str, part: str) -> dict[str, Interval]:
     """Return what a recipe is judged by in a part, with intervals corrected for the number of recipes."""
     curve, yarn = curve_of(size, name, part), best_yarn(size, part)
-    tests = len({*known(size, "natural"), *known(size, "long")})
+    tests = len({name for one in ("natural", *ONLY_NAMED) for name in known(size, one)})
     found = {
         LONGER: times(curve, curve_of(size, "full", part), "half_life"),
         THAN_YARN: times(curve, curve_of(size, yarn, part), "half_life"),
@@ -493,19 +525,20 @@ def lengths_of(curve: stats.MeasuredCurve) -> list[str]:
     return [str(getattr(numbers, name)) for name in NUMBERS]
 
 
-def long(size: Size) -> str:
+def long(size: Size, part: str = "long") -> str:
     """Return the table of longer contexts: of untrained methods, and of recipes against some of these."""
-    names, lines = known(size, "long"), []
-    for name in (*size.untrained_long, *names):
-        curve = curve_of(size, name, "long")
-        ratios = [times(curve, curve_of(size, other, "long"), what) for other, what in size.against_long]
+    names, lines = known(size, part), []
+    compared = size.against_long if part == "long" else size.against_longest
+    for name in (*size.untrained_of(part), *names):
+        curve = curve_of(size, name, part)
+        ratios = [times(curve, curve_of(size, other, part), what) for other, what in compared]
         against = [
             MISSING if name == other or ratio[0] == 0 else said(widened(ratio, len(curve.copy), len(names)), 3)
-            for (other, _), ratio in zip(size.against_long, ratios, strict=True)
+            for (other, _), ratio in zip(compared, ratios, strict=True)
         ]
-        count = str(len(seeds(size, name, "long")) if name in names else MISSING)
+        count = str(len(seeds(size, name, part)) if name in names else MISSING)
         lines.append([f"`{name}`", count, *lengths_of(curve), *against])
-    against = [f"{what.replace('_', '-')}, times `{other}`" for other, what in size.against_long]
+    against = [f"{what.replace('_', '-')}, times `{other}`" for other, what in compared]
     return table(["", "seeds", *NUMBERS.values(), *against], lines)
 
 
@@ -543,6 +576,7 @@ def draw() -> Iterator[Path]:
     for part, picture, text, names in (
         ("shuffled", "smollm2_recipes", "shuffled books", ("full", *size.yarns, *known(size, "natural"))),
         ("long", "smollm2_long", "books", eight),
+        ("longest", "smollm2_longest", "books", (*size.untrained_longest, *known(size, "longest"))),
     ):
         members = []
         for name in names:
@@ -559,10 +593,12 @@ TABLES: dict[str, Callable[[Size], str]] = {
     "verdicts-long": partial(verdicts, part="long"),
     "changes": changes,
     "long": long,
+    "longest": partial(long, part="longest"),
     "nested": nested,
     "targets": targets,
     "halves": halves,
     "halves-long": partial(halves, parts=("long",)),
+    "halves-longest": partial(halves, parts=("longest",)),
     "halves-nested": partial(halves, parts=("nested",)),
     "halves-shuffled": partial(halves, parts=("shuffled",)),
 }
@@ -579,9 +615,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/, icl/, meetings/")
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--batch", type=int, help="texts read together; default: what fits")
-    parser.add_argument("--part", choices=SIZES["smollm2"].parts, nargs="+", help="measure only these; default all")
+    usual = f"; default all but {' and '.join(ONLY_NAMED)}"
+    parser.add_argument("--part", choices=DEMO_SIZE.parts, nargs="+", help=f"measure only these{usual}")
     parser.add_argument("--train", action="store_true", help="train, and measure nothing")
-    parser.add_argument("--long", action="store_true", help="measure in longer contexts, and nothing else")
     parser.add_argument("--heads", action="store_true", help="only print which heads copy")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make the tables of the page")
@@ -589,8 +625,6 @@ def main() -> None:
     size = SIZES[options.size]
     if unknown := set(options.recipes) - set(size.all_recipes):
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(size.all_recipes)}")
-    if options.long and options.part:
-        parser.error("--long measures no part of another name: leave out --part")
     place = "runs/memory_recipes" + "-quick" * options.quick
     out = (options.out or Path(place) / ("" if size.model == DEMO else size.model)).resolve()
     if options.heads:
@@ -610,16 +644,15 @@ def main() -> None:
         if options.quick:
             names, numbers = names[:1], numbers[:1]
         if not options.train:
-            untrained = size.untrained_long if options.long else size.untrained
-            measured(size, folder_of_base(size.model), "base", untrained, out, options)
+            measured(size, folder_of_base(size.model), "base", None, out, options)
         for seed in numbers:
             for name in names:
                 print(f"{name}, seed {seed}", flush=True)
                 with unrotated(size) if name == LAYERED else nullcontext():
-                    folder = trained(size, name, seed, out, 40 if options.quick else size.steps)
+                    folder = trained(size, name, seed, out, 40 if options.quick else size.steps_of(name))
                     if not options.train:
                         how = size.all_recipes[name][1].format(folder.resolve())
-                        measured(size, folder, folder.name, [how], out, options)
+                        measured(size, folder, folder.name, how, out, options)
         return
     if options.write:
         PAGE.write_text(page())
