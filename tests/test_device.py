@@ -1,13 +1,18 @@
-"""What a device says of its memory."""
+"""What a device says of its memory; how often the host waits for it."""
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farspan.hf import device
 from farspan.hf.device import container_free_bytes, free_bytes
+from farspan.methods import method
+
+from tiny import open_lm, some_ids
 
 MIB = 2**20
 
@@ -61,3 +66,40 @@ def test_on_cuda_what_the_allocator_holds_back_is_free(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 * MIB)
     assert free_bytes(torch.device("cuda")) == 45 * MIB
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers read from tensors, for each of which the host waits until a GPU has finished."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "text",  # not top-k, which counts equal scores in every layer
+    [
+        "full",
+        "sinks:window=40",
+        "lambda_mask:window=40,sinks=2",
+        "selfextend:group=8,window=20",
+        "dca:chunk=30,local=5",
+        "temperature:original=20",
+        "snapkv:capacity=40",
+        "tova:share=0.25",
+        "knorm:share=0.25",
+        "ape:piece=40",
+        "replug:piece=40,tail=40",
+        "rope:type=yarn,factor=4",
+    ],
+)
+def test_a_method_does_not_wait_for_the_device_in_every_layer(text: str, tokenizer: Any) -> None:
+    counts = []
+    for layers in (2, 6):
+        lm, ids = open_lm("llama", tokenizer, num_hidden_layers=layers), some_ids(1, 200)
+        with method(text).on(lm) as reader, Waits() as waits:
+            reader.read(ids[:, :190]).score(ids[:, 190:])
+        counts.append(waits.count)
+    assert counts[0] == counts[1]

@@ -1,6 +1,6 @@
 """Attention at other positions than the text's: one softmax over pieces of the keys, each with its own queries."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, Protocol, runtime_checkable
@@ -21,7 +21,7 @@ class Piece:
     stop: int  # position after the last one
     nearest: int = 0  # a query sees the keys at least this many tokens before it,
     farthest: int | None = None  # and fewer than this many; None: all earlier ones
-    query: Int[Tensor, "some"] | None = None  # positions that the queries are rotated to; None: their own
+    query: Callable[[Tensor], Tensor] | None = None  # to the positions that the queries are rotated to; None: their own
     moved: bool = False  # whether the keys are rotated to `Remap.key`; all such pieces have the same `nearest`
 
 
@@ -35,7 +35,7 @@ class Remap(Protocol):
     def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
         """Return the positions of moved keys."""
 
-    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
+    def pieces(self, here: range) -> list[Piece]:
         """Return the pieces for consecutive queries at these positions; together they hold every key seen."""
 
 
@@ -48,8 +48,8 @@ class InPlace:
     def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
         return position
 
-    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
-        return [Piece(0, int(here[-1]) + 1)]
+    def pieces(self, here: range) -> list[Piece]:
+        return [Piece(0, here.stop)]
 
 
 def in_place(call: Call) -> Float[Tensor, "batch heads groups time value_dim"]:
@@ -66,13 +66,15 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
     fused = call.softcap is None and takes(call.query, call.key, call.value)
     moved: Tensor | None = None
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
-    for block in _blocks(call, remap.block, fused):
-        here = torch.arange(call.start + block.start, call.start + block.stop, device=call.query.device)
+    for block in _blocks(call, remap, fused):
+        # numbers, not a tensor: to read one of these, the host would wait for a GPU in every block of every layer
+        here = range(call.start + block.start, call.start + block.stop)
         parts = []
         for piece in remap.pieces(here):
             query = call.query[..., block, :]
             if piece.query is not None:
-                query = turned(query, angles(here, inv_freq), angles(piece.query, inv_freq))
+                own = _positions(call, here)
+                query = turned(query, angles(own, inv_freq), angles(piece.query(own), inv_freq))
             key = call.key
             if piece.moved:
                 if moved is None:
@@ -83,7 +85,7 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
             for one in _visible(call, piece, here, fused):
                 keys = slice(one.start - missing, one.stop - missing)
                 causal, mirrored = fused and _is_causal(one, here), fused and _is_mirrored(one, here)
-                hidden = None if causal or mirrored else _hidden(one, here)
+                hidden = None if causal or mirrored else _hidden(call, one, here)
                 parts.append((query, key[:, :, keys], call.value[:, :, keys], hidden, causal, mirrored))
         out[..., block, :] = (_fused if fused else _plain)(call, parts)
     return out
@@ -93,9 +95,10 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
 Part = tuple[Tensor, Tensor, Tensor, Tensor | None, bool, bool]
 
 
-def _blocks(call: Call, multiple: int | None, fused: bool) -> Iterator[slice]:
-    keys, time = call.key.shape[2], call.query.shape[3]
-    for block in slices(time, FUSED_QUERIES) if fused else call.blocks(lambda size: keys):
+def _blocks(call: Call, remap: Remap, fused: bool) -> Iterator[slice]:
+    keys, time, multiple = call.key.shape[2], call.query.shape[3], remap.block
+    at_once = isinstance(remap, InPlace) and call.layer.window is None  # the kernel hides nothing by a mask
+    for block in slices(time, time if at_once else FUSED_QUERIES) if fused else call.blocks(lambda size: keys):
         first = block.start
         while first < block.stop:
             left = block.stop - first if multiple is None else multiple - (call.start + first) % multiple
@@ -103,10 +106,14 @@ def _blocks(call: Call, multiple: int | None, fused: bool) -> Iterator[slice]:
             first += left
 
 
-def _visible(call: Call, piece: Piece, here: Tensor, split: bool) -> Iterator[Piece]:
+def _positions(call: Call, some: range) -> Int[Tensor, "some"]:
+    return torch.arange(some.start, some.stop, device=call.query.device)
+
+
+def _visible(call: Call, piece: Piece, here: range, split: bool) -> Iterator[Piece]:
     """Yield the part of a piece that is held and in reach. `split`: divide it into keys that all queries see and
     others, for a kernel that is faster without a mask."""
-    first, last = int(here[0]), int(here[-1])
+    first, last = here[0], here[-1]
     limits = [limit for limit in (piece.farthest, call.layer.window) if limit is not None]
     farthest = min(limits, default=last + 1)  # no key is so far away
     start = max(piece.start, call.num_missing, first - farthest + 1)
@@ -120,27 +127,27 @@ def _visible(call: Call, piece: Piece, here: Tensor, split: bool) -> Iterator[Pi
             yield replace(piece, start=low, stop=high, farthest=farthest)
 
 
-def _hidden(piece: Piece, here: Tensor) -> Bool[Tensor, "some keys"] | None:
+def _hidden(call: Call, piece: Piece, here: range) -> Bool[Tensor, "some keys"] | None:
     """Return which keys of the piece each query does not see; None: it sees all."""
     assert piece.farthest is not None
-    if int(here[0]) - piece.stop + 1 >= piece.nearest and int(here[-1]) - piece.start < piece.farthest:
+    if here[0] - piece.stop + 1 >= piece.nearest and here[-1] - piece.start < piece.farthest:
         return None
-    far = here[:, None] - torch.arange(piece.start, piece.stop, device=here.device)
+    far = _positions(call, here)[:, None] - _positions(call, range(piece.start, piece.stop))
     return (far < piece.nearest) | (far >= piece.farthest)
 
 
-def _is_causal(piece: Piece, here: Tensor) -> bool:
+def _is_causal(piece: Piece, here: range) -> bool:
     """Return whether the first query sees only the first key, and each later query one key more."""
     assert piece.farthest is not None
-    start, stop = int(here[0]) - piece.nearest, int(here[-1]) - piece.nearest + 1
+    start, stop = here.start - piece.nearest, here.stop - piece.nearest
     return (piece.start, piece.stop) == (start, stop) and piece.farthest >= piece.nearest + len(here)
 
 
-def _is_mirrored(piece: Piece, here: Tensor) -> bool:
+def _is_mirrored(piece: Piece, here: range) -> bool:
     """Return whether the last query sees only the last key, and each earlier query one key more."""
     assert piece.farthest is not None
-    start = int(here[0]) - piece.farthest + 1
-    return (piece.start, piece.stop) == (start, start + len(here)) and piece.stop <= int(here[0]) - piece.nearest + 1
+    start = here.start - piece.farthest + 1
+    return (piece.start, piece.stop) == (start, start + len(here)) and piece.stop <= here.start - piece.nearest + 1
 
 
 def _plain(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups some value_dim"]:

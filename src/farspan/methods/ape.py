@@ -111,13 +111,14 @@ def _part(call: Call, block: slice, low: int, high: int, fused: bool, temperatur
     if keys.start == keys.stop:
         return None
     query, key, value = call.query[..., block, :], call.key[:, :, keys], call.value[:, :, keys]
-    hidden = call.hidden(block, keys)
     if fused:
-        causal = low == call.start + block.start and call.layer.window is None
-        mask = hidden_mask(hidden, query.dtype)[None, None] if bool(hidden.any()) and not causal else None
+        window, last = call.layer.window, call.start + block.stop - 1
+        narrow = window is not None and last - max(low, call.num_missing) >= window  # than these keys
+        causal = low == call.start + block.start and not narrow
+        mask = hidden_mask(call.hidden(block, keys), query.dtype)[None, None] if narrow else None
         return flash(query.flatten(1, 2), key, value, causal=causal, mask=mask, scale=call.scale / temperature)
     scores = call.scores(query, key).float() / temperature
-    scores = scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill_(call.hidden(block, keys), torch.finfo(scores.dtype).min)
     out = mixed(scores.softmax(-1).to(value.dtype), value)
     return out.flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
 

@@ -75,13 +75,11 @@ class Chunked:
     def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
         return position
 
-    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
-        begin = int(here[0]) // self.block * self.block  # of the queries' chunk
-        pieces = [Piece(begin, int(here[-1]) + 1)]
-        if begin:
-            before = begin - self.block
-            pieces.append(Piece(before, begin, query=here.clamp_max(before + self.block + self.local)))
-        for earlier in range(0, begin - self.block, self.block):
-            query = torch.full_like(here, earlier + self.block + self.local)
+    def pieces(self, here: range) -> list[Piece]:
+        begin = here.start // self.block * self.block  # of the queries' chunk
+        pieces = [Piece(begin, here.stop)]
+        for earlier in range(0, begin, self.block):
+            # in chunks before the last one, this is below every query's own position
+            query = partial(torch.clamp, max=earlier + self.block + self.local)
             pieces.append(Piece(earlier, earlier + self.block, query=query))
         return pieces

@@ -18,7 +18,7 @@ from typing import ClassVar
 from jaxtyping import Int
 from torch import Tensor
 
-from farspan.hf.attend import Call
+from farspan.hf.attend import Call, Position
 from farspan.hf.remap import Piece, remapped
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
@@ -87,18 +87,18 @@ class Grouped:
     def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
         return position // self.group
 
-    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
-        first, last = int(here[0]), int(here[-1])
-        near = Piece(max(0, first - self.window + 1), last + 1, farthest=self.window)
-        if last < self.window:
+    def pieces(self, here: range) -> list[Piece]:
+        near = Piece(max(0, here.start - self.window + 1), here.stop, farthest=self.window)
+        if here.stop <= self.window:
             return [near]
-        beyond = here // self.group + self.window - self.window // self.group
-        return [near, Piece(0, last - self.window + 1, nearest=self.window, query=beyond, moved=True)]
+        return [near, Piece(0, here.stop - self.window, nearest=self.window, query=self.beyond, moved=True)]
+
+    def beyond(self, position: Position) -> Position:
+        """Return the position that a query is rotated to when it attends to keys beyond the window."""
+        return position // self.group + self.window - self.window // self.group
 
     def largest_distance(self, position: int) -> int:
-        if position < self.window:
-            return position
-        return position // self.group + self.window - self.window // self.group
+        return position if position < self.window else self.beyond(position)
 
 
 def needed_group(num_tokens: int, window: int, trained: int) -> int:
