@@ -6,6 +6,7 @@ FLOOR := .venv-floor
 SERVED := .venv-served
 DOCS := .venv-docs
 TOOLS := .venv-tools
+DISTRIBUTED := .venv-distributed
 FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
@@ -59,9 +60,9 @@ test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_curve.py tests/test_callback.py \
 		tests/test_train_robust.py tests/test_smt.py tests/test_train.py
 
-# training on two processes of this machine, and runs on Ray clusters of several nodes
-test-distributed: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/distributed
+# training on two processes of this machine, also by DeepSpeed, and runs on Ray clusters of several nodes
+test-distributed: $(DISTRIBUTED)/.installed
+	$(DISTRIBUTED)/bin/python -m pytest tests/distributed
 
 # a real llama-server and a real vLLM on loopback, against the same model in this process
 test-served: $(VENV)/.installed $(SERVED)/.installed
@@ -125,5 +126,11 @@ $(TOOLS)/.installed: $(VENV)/.installed
 	$(TOOLS)/bin/python -m pip install -q -c $(TOOLS)/constraints.txt trackio==0.43.0 lm-eval==0.4.13
 	touch $@
 
+$(DISTRIBUTED)/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(DISTRIBUTED)
+	$(call share,$(DISTRIBUTED))
+	$(DISTRIBUTED)/bin/python -m pip install -q -c constraints.txt -e '.[deepspeed]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(FLOOR) $(SERVED) $(DOCS) $(TOOLS) site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FLOOR) $(SERVED) $(DOCS) $(TOOLS) $(DISTRIBUTED) site .mypy_cache .pytest_cache .ruff_cache

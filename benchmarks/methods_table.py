@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import real_tables
 import recorded as kept
 import torch
 from common import Interval, end, table
-from real_tables import MISSING, by_length, costs, written
+from real_tables import MISSING, costs, quality_table
 from scipy.special import logsumexp
 from scipy.stats import rankdata
 
@@ -48,8 +48,8 @@ IN_REAL_MODELS = {  # parts, by ours
     "natural": "methods-natural",
     "shuffled": "methods",
     "longppl": "longppl",
+    "beside": "longppl-beside",
     "needle": "methods-needle",
-    "needle-beyond": "methods-needle-beyond",
 }
 METHODS = (
     "full",
@@ -72,6 +72,7 @@ METHODS = (
     "ape:piece={half}",
 )
 FACTORS = RECORDED / "factors.json"  # by `search_rope.py --shape factors`
+NTK = "rope:type=ntk,factor=4"
 STRONG = "rope:type=yarn,factor=4"  # has the longest memory of these; it chooses the key tokens of the part `shared`
 SAMPLES = 2000  # of methods, for the interval of a correlation
 
@@ -208,35 +209,37 @@ def memory(model: str) -> str:
     return table(["", *heads], lines)
 
 
-def by_quality(part: str) -> Callable[[str], str]:
-    """Return a function that makes the table of a run's quality by method and length."""
+def _method(cell: Cell) -> str:
+    return f"`{cell.method}`"
 
-    def made(model: str) -> str:
-        found = quality(model, part)
-        lines: dict[str, dict[int, str]] = {}
-        for cell in found:
-            lines.setdefault(f"`{cell.method}`", {})[cell.length] = written(cell)
-        return by_length(f"{found[0].quality}; {max(cell.n for cell in found)} examples", lines) if found else MISSING
 
-    return made
+def qualities(model: str, part: str) -> str:
+    """Return a run's quality by method and length."""
+    return quality_table(quality(model, part), _method)
 
 
 ByMethod = dict[str, dict[Any, float]]  # a number of each example, by method
 
 
-def token_nats(model: str) -> dict[int, ByMethod]:
+def _common(methods: ByMethod) -> ByMethod:
+    """Return the numbers of the examples that all methods have."""
+    shared = [one for one in next(iter(methods.values()), {}) if all(one in by for by in methods.values())]
+    return {how: {one: by[one] for one in shared} for how, by in methods.items()}
+
+
+def token_nats(model: str, part: str = "") -> dict[int, ByMethod]:
     """Return the nats per token by length; of a real model those of LongPPL's targets, read under every method."""
-    part, score = ("longppl", "nats_all") if model in real_tables.MODELS else ("perplexity", "nats")
+    task, score = ("longppl", "nats_all") if model in real_tables.MODELS else ("perplexity", "nats")
     found: dict[int, ByMethod] = {}
-    for row in rows_of(model, part)[1]:
-        if row.task == part and row.status in ("ok", "no_keys"):
+    for row in rows_of(model, part or task)[1]:
+        if row.task == task and row.status in ("ok", "no_keys"):
             found.setdefault(row.length, {}).setdefault(row.method, {})[row.example] = row.scores[score]
     return dict(sorted(found.items()))
 
 
-def tokens(model: str) -> str:
+def tokens(model: str, part: str = "") -> str:
     """Return the nats per token by method and length."""
-    return _marked("nats per token", {f"{length:,}": by for length, by in token_nats(model).items()}, digits=2)
+    return _marked("nats per token", {f"{length:,}": by for length, by in token_nats(model, part).items()}, digits=2)
 
 
 def output_nats(model: str) -> dict[int, ByMethod]:
@@ -256,10 +259,10 @@ def outputs(model: str) -> str:
     return _marked("nats of the right output", columns, digits=2)
 
 
-def needle_nats(model: str, part: str = "needle", depths: Collection[float] = ()) -> dict[int, ByMethod]:
+def needle_nats(model: str, depths: Collection[float] = ()) -> dict[int, ByMethod]:
     """Return the nats of the answer by length, each the mean over its depths, or over those given."""
     every: dict[int, dict[str, dict[str, list[float]]]] = {}
-    for row in rows_of(model, part)[1]:
+    for row in rows_of(model, "needle")[1]:
         if row.status == "ok" and (not depths or row.depth in depths):
             by = every.setdefault(row.length, {}).setdefault(row.method, {})
             by.setdefault(row.example, []).append(row.scores["nats"])
@@ -278,22 +281,21 @@ def more_than_first(methods: ByMethod) -> dict[str, tuple[float, float, float, f
 
 
 def nats(model: str) -> str:
-    """Return the nats of a needle's answer by method and length; of one length, also those of the first needle and of
-    the others."""
+    """Return the nats of a needle's answer by method and length."""
     columns = {f"{length:,}": methods for length, methods in needle_nats(model).items()}
-    if len(columns) == 1:
-        for name, depths in (("the first needle", (0.0,)), ("the others", (0.25, 0.5, 0.75, 1.0))):
-            (columns[name],) = needle_nats(model, depths=depths).values()
     return _marked("nats of an answer", columns)
 
 
-def nats_by_distance(model: str) -> str:
-    """Return the nats of a needle's answer at two windows, by method and distance."""
-    columns: dict[str, ByMethod] = {}
-    for depth in sorted({row.depth for row in rows_of(model, "needle-beyond")[1]}):
-        ((length, methods),) = needle_nats(model, "needle-beyond", (depth,)).items()
-        columns[f"{round((1 - depth) * length, -2):,.0f} back"] = methods
-    return _marked("nats of an answer", columns) if columns else MISSING
+def nats_by_distance(length: int) -> Callable[[str], str]:
+    """Return a function that makes the table of the nats of a needle's answer by method and distance."""
+
+    def made(model: str) -> str:
+        columns: dict[str, ByMethod] = {}
+        for depth in sorted({row.depth for row in rows_of(model, "needle")[1]}):
+            columns[f"{round((1 - depth) * length, -2):,.0f} back"] = needle_nats(model, (depth,))[length]
+        return _marked("nats of an answer", columns)
+
+    return made
 
 
 def _marked(what: str, columns: dict[str, ByMethod], digits: int = 1) -> str:
@@ -309,6 +311,9 @@ def _marked(what: str, columns: dict[str, ByMethod], digits: int = 1) -> str:
             mark = MARKS[tests[at][0] < 0] if p is not None and p < 0.05 else ""
             lines.setdefault(how, [f"`{how}`"]).append(f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]{mark}")
     number = max(len(by) for methods in columns.values() for by in methods.values())
+    for how, line in lines.items():
+        texts = max(len(methods.get(how, ())) for methods in columns.values())
+        line[0] += f" ({texts})" * (texts < number)
     return table([f"{what}; {number} texts", *columns], list(lines.values()))
 
 
@@ -358,9 +363,9 @@ def _best(model: str, part: str) -> Iterator[Best]:
     sign, found = _scores(model, part)
     for length, by in found.items():
         most = max(len(mine) for mine in by.values())
-        whole = [how for how, mine in by.items() if len(mine) == most]
-        first, second = sorted(whole, key=lambda how: (-sign * np.mean(list(by[how].values())), how))[:2]
-        gaps = np.array([sign * (by[first][one] - by[second][one]) for one in by[first] if one in by[second]])
+        whole = _common({how: mine for how, mine in by.items() if 2 * len(mine) >= most})
+        first, second = sorted(whole, key=lambda how: (-sign * np.mean(list(whole[how].values())), how))[:2]
+        gaps = np.array([sign * (whole[first][one] - whole[second][one]) for one in whole[first]])
         if gaps.any():
             mean, low, high, p = student_mean(gaps)
             yield NAMES[part], f"{length:,}", first, second, f"{mean:.3f} [{low:.3f}, {high:.3f}]", p
@@ -377,9 +382,8 @@ def measures(model: str, length: int) -> dict[str, dict[str, float]]:
                     found.setdefault(f"memory, {text}", {})[how] = point["memory_index"]
     by_tokens = token_nats(model)
     by_outputs = dict(zip(by_tokens, output_nats(model).values(), strict=False))  # {} of a real model
-    by_answers = needle_nats(model) | needle_nats(model, "needle-beyond")
-    for name, numbers in ((NATS, by_answers), (NAMES["perplexity"], by_tokens), (ICL, by_outputs)):
-        for how, by in numbers.get(length, {}).items():
+    for name, numbers in ((NATS, needle_nats(model)), (NAMES["perplexity"], by_tokens), (ICL, by_outputs)):
+        for how, by in _common(numbers.get(length, {})).items():
             found.setdefault(name, {})[how] = -float(np.mean(list(by.values())))
     for part in (one for one in NAMES if one not in ("needle", "perplexity")):
         for cell in quality(model, part):
@@ -478,15 +482,17 @@ def predictors(model: str) -> str:
 
 TABLES: dict[str, Callable[[str], str]] = {
     "memory": memory,
-    "costs": lambda model: costs(priced(model), lambda cell: f"`{cell.method}`"),
+    "costs": lambda model: costs(priced(model), _method),
+    "costs-gpu": lambda model: costs(real_tables.quality(model, "cost-gpu"), _method),
     "best": best,
     "correlations": correlations,
     "predictors": predictors,
     "nats": nats,
-    "nats-by-distance": nats_by_distance,
+    **{f"nats-{length}": nats_by_distance(length) for length in (8192, 16384, 32768)},
     "outputs": outputs,
     "tokens": tokens,
-    **{part: by_quality(part) for part in NAMES},
+    "tokens-beside": partial(tokens, part="beside"),
+    **{part: partial(qualities, part=part) for part in NAMES},
 }
 
 
@@ -536,10 +542,8 @@ def claims() -> dict[str, bool]:
     verdicts = {(cell.method, cell.length): cell.verdict for cell in quality("demo", "perplexity")}
     facts = [against_perplexity("demo", "facts", f"memory, {text}", 2048) for text in TEXTS.values()]
     real = "SmolLM2-135M-Instruct.Q4_1"
-    (firsts,) = needle_nats(real, depths=(0.0,)).values()
-    gaps = more_than_first(firsts)
-    (beyond,) = needle_nats(real, "needle-beyond", (0.0,)).values()
-    farthest = {how: student_mean(np.array(list(by.values())))[1:3] for how, by in beyond.items()}
+    gaps = more_than_first(needle_nats(real, (0.0,))[8192])
+    longer = "rope:type=yarn", "rope:type=ntk", "replug", "ape", "selfextend", "dca:"  # how their names begin
     return {
         "YaRN has a longer span than full on both texts": all(_change(part, "full", yarn) > 0 for part in TEXTS),
         "YaRN has a longer span on shuffled text than every method without it but APE and searched factors": all(
@@ -572,13 +576,16 @@ def claims() -> dict[str, bool]:
         "memory is not shown to predict facts better or worse than perplexity": all(
             low < 0 < high for _, low, high in facts
         ),
-        "SmolLM2: the first needle takes less under seven methods than under full": all(
-            gaps[how][2] < 0 for how in gaps if how.startswith(("rope", "replug", "ape", "self", "dca:"))
+        "SmolLM2: the first needle takes less than under full under the methods that lengthen memory": all(
+            more[2] < 0 for how, more in gaps.items() if how.startswith(longer)
         ),
-        "SmolLM2, two windows: the farthest needle is found under five methods, and is not shown to be under NTK": [
-            how for how, (_, high) in farthest.items() if high < GUESSED
-        ]
-        == [how for how in farthest if not how.startswith(("full", "rope:type=ntk"))],
+        "SmolLM2, two windows: the farthest needle is found under these but YaRN by 2 and NTK": (
+            found_farthest(real, 16384)
+            == {how for how in gaps if how.startswith(longer) and how not in ("rope:type=yarn,factor=2", NTK)}
+        ),
+        "SmolLM2, four windows: it is found under Self-Extend and DCA with chunks of 2,048 alone": (
+            found_farthest(real, 32768) == {"selfextend:group=8,window=2048", "dca:chunk=2048"}
+        ),
         "SmolLM2, two windows: the share of key tokens follows memory, and perplexity is not shown to": (
             correlation(real, "memory, natural text", SHARE, 16384)[1] > 0
             and correlation(real, "memory, natural text", NAMES["perplexity"], 16384)[1] < 0
@@ -587,6 +594,12 @@ def claims() -> dict[str, bool]:
             against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0
         ),
     }
+
+
+def found_farthest(model: str, length: int) -> set[str]:
+    """Return the methods under which the farthest needle takes fewer nats than guessed digits, by the interval."""
+    found = needle_nats(model, (0.0,))[length]
+    return {how for how, by in found.items() if student_mean(np.array(list(by.values())))[2] < GUESSED}
 
 
 def _change(part: str, one: str, other: str) -> int:

@@ -154,17 +154,21 @@ def difference(one: Difference) -> str:
 
 def quality_by_method(part: str) -> Callable[[str], str]:
     """Return a function that makes the table of a run's quality by method and length."""
+    return lambda model: quality_table(quality(model, part), lambda cell: member(cell.model, cell.method))
 
-    def made(model: str) -> str:
-        found = quality(model, part)
-        most = max(cell.n for cell in found)
-        lines: dict[str, dict[int, str]] = {}
-        for cell in found:
-            fewer = f" ({cell.n})" if cell.n < most and cell.value is not None else ""
-            lines.setdefault(member(cell.model, cell.method), {})[cell.length] = written(cell) + fewer
-        return by_length(f"{found[0].quality}; {most} examples", lines, "" if found[0].unit == "tokens" else " shown")
 
-    return made
+def quality_table(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
+    """Return the quality by length; a number in parentheses: examples, where there are fewer than elsewhere.
+
+    Args:
+        name: returns the name of a cell's line.
+    """
+    most = max(cell.n for cell in found)
+    lines: dict[str, dict[int, str]] = {}
+    for cell in found:
+        fewer = f" ({cell.n})" if cell.n < most and cell.value is not None else ""
+        lines.setdefault(name(cell), {})[cell.length] = written(cell) + fewer
+    return by_length(f"{found[0].quality}; {most} examples", lines, "" if found[0].unit == "tokens" else " shown")
 
 
 def written(cell: Cell) -> str:
