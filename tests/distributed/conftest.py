@@ -1,5 +1,5 @@
-"""What the distributed tests share. `make test-distributed` installs DeepSpeed, whose first start on CPUs takes minutes,
-as it compiles an operation."""
+"""What the distributed tests share. `make test-distributed` installs DeepSpeed, whose first start on CPUs takes
+minutes, as it compiles an operation."""
 
 import pytest
 
