@@ -248,11 +248,12 @@ def test_a_model_with_fewer_right_answers_is_seldom_called_equal(count: int) -> 
     assert sum(binom.pmf(k, count, 0.05) for k in passes) < 0.07  # 0.77 of 5 and 0.6 of 10 by their spread alone
 
 
+@pytest.mark.parametrize("graded", [False, True])
 @pytest.mark.parametrize(("repeats", "verdict"), [(10, "undecided"), (52, "equal")])
 def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
-    repeats: int, verdict: str, baseline: Path, capsys: pytest.CaptureFixture[str]
+    repeats: int, verdict: str, graded: bool, baseline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quality = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": False}
+    quality = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": graded}
     entry = {"task": "passkey", "unit": "tokens", "quality": quality, "details": []}
     before = read_baseline(baseline)
     header = before.header | {
@@ -271,7 +272,7 @@ def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
             0,
             f"p{i}",
             depth=depth,
-            scores={"right": float(i % 3 > 0 or depth)},
+            scores={"right": (0.3 if graded else 1.0) * (i % 3 > 0 or depth)},
         )
         for i in range(repeats)
         for depth in (0.0, 1.0)
@@ -281,7 +282,7 @@ def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
     (one,) = found.changes
     assert (one.pairs, one.verdict, found.verdict) == (repeats, verdict, verdict)
     print_changes(found, Terminal(width=200))
-    why = "none of 10 answers has changed. `equal` within 5 points then needs 52: measure the baseline with more"
+    why = "the scores of all 10 answers are unchanged. `equal` within 5 points then needs 52: measure the baseline"
     assert (why in capsys.readouterr().out) == (verdict == "undecided")
 
 

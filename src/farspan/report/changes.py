@@ -8,10 +8,10 @@ Every number has a tolerance. A change is
     better      likewise, to the other side
     undecided   else
 
-Memory and quality are paired: differences of the same texts. Whether right or wrong answers are `equal` is tested by
-the numbers of them that changed: while these are few, their spread alone would show too much. Times also depend on what
-else the machine does, so a cost is `worse` or `better` only if its whole 95 % interval is beyond the tolerance. Costs
-are those that `farspan compare` measures apart from the tasks.
+Memory and quality are paired: differences of the same texts. Whether answers are `equal` is tested by the numbers of
+them that changed where these are right or wrong, or graded and all unchanged: while few change, their spread alone
+would show too much. Times also depend on what else the machine does, so a cost is `worse` or `better` only if its whole
+95 % interval is beyond the tolerance. Costs are those that `farspan compare` measures apart from the tasks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -248,7 +248,8 @@ def _quality(
         means = [exp(one.mean()) if quality["exp"] else float(one.mean()) for one in (first, second)]
         changed = second - first
         found, reason = _paired(changed, margin), ""
-        is_answer = not (quality["exp"] or quality.get("graded", False) or in_nats(quality["name"]))
+        # scores of whole answers, of which few may change much; those of curves and nats are means over many tokens
+        is_answer = not (quality["exp"] or in_nats(quality["name"]) or isinstance(a, CurveMember))
         if found.tost is not None and is_answer and np.isin(changed, (-1.0, 0.0, 1.0)).all():
             found = replace(found, tost=(p := paired_tost(changed, margin)))
             reason = _unchanged(len(changed), margin) if p >= LEVEL and not changed.any() else ""
@@ -269,11 +270,12 @@ def _quality(
 
 
 def _unchanged(count: int, margin: float) -> str:
-    """Return why `equal` is not shown although no answer has changed."""
+    """Return why `equal` is not shown although the scores of all answers are the same."""
     needed = floor(float(ndtri(LEVEL)) ** 2 * (1 - margin) / margin) + 1  # for which `paired_tost` is below LEVEL
+    points = f"{100 * margin:g} points"
     return (
-        f"none of {count} answers has changed. `equal` within {100 * margin:g} points then needs {needed:,}: measure "
-        "the baseline with more --repeats, or give a larger --tolerance"
+        f"the scores of all {count} answers are unchanged. `equal` within {points} then needs {needed:,}: measure the "
+        "baseline with more --repeats, or give a larger --tolerance"
     )
 
 
