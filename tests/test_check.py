@@ -371,6 +371,15 @@ def test_costs_are_worse_beyond_the_tolerance(
     assert (costs[2].name, costs[2].baseline, costs[2].now) == ("context MiB", 100, kept)
 
 
+def test_costs_need_not_be_measured_again(tmp_path: Path) -> None:
+    run, task = tmp_path / "base", "perplexity:target_tokens=8"
+    library.measure("demo", "full", task, **MEASURED, lengths=32, repeats=5, cost=True, out=run)
+    done = farspan("check", run, "demo", "--no-cost", "--out", tmp_path / "run", *CPU)
+    assert "cost is not compared: the model has none" in done.stdout
+    assert {row.task for row in read_rows(run)} == {"perplexity", "cost"}
+    assert {row.task for row in read_rows(tmp_path / "run")} == {"perplexity"}
+
+
 def test_costs_of_another_machine_are_not_compared(baseline: Path) -> None:
     before = read_baseline(baseline)
     before = replace(before, rows=[*before.rows, *with_costs((1.0, 1.02, 0.98), 100)])

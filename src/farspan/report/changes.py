@@ -146,6 +146,8 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     different = machines_apart((baseline, now)) + apart(about, ("device", *NUMERICS))
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
+    elif not cost_rows(now):
+        remarks.append("cost is not compared: the model has none")
     elif different:
         remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
