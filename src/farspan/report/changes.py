@@ -249,12 +249,10 @@ def _quality(
         )
         means = [exp(one.mean()) if quality["exp"] else float(one.mean()) for one in (first, second)]
         changed = second - first
-        found, reason = _paired(changed, margin), ""
         # scores of whole answers, of which few may change much; those of curves and nats are means over many tokens
         is_answer = not (quality["exp"] or in_nats(quality["name"]) or isinstance(a, CurveMember))
-        if found.tost is not None and is_answer and np.isin(changed, (-1.0, 0.0, 1.0)).all():
-            found = replace(found, tost=(p := paired_tost(changed, margin)))
-            reason = _unchanged(len(changed), margin) if p >= LEVEL and not changed.any() else ""
+        found = _paired(changed, margin, is_answer)
+        is_open = is_answer and not changed.any() and found.tost is not None and found.tost >= LEVEL
         yield Change(
             kind,
             quality["name"],
@@ -267,7 +265,7 @@ def _quality(
             margin,
             bool(quality["higher_is_better"]),
             len(first),
-            reason=reason,
+            reason=_unchanged(len(changed), margin) if is_open else "",
         )
 
 
@@ -281,17 +279,24 @@ def _unchanged(count: int, margin: float) -> str:
     )
 
 
-def _paired(values: np.ndarray, margin: float) -> Estimate:
-    """Return the mean of paired differences; it is tested only with LEAST_PAIRS values or more."""
+def _paired(values: np.ndarray, margin: float, is_answer: bool) -> Estimate:
+    """Return the mean of paired differences; it is tested only with LEAST_PAIRS values or more.
+
+    Args:
+        is_answer: they are of scores of answers, of which few may change: see `paired_tost`.
+    """
     if len(values) < LEAST_PAIRS:
         return Estimate(float(values.mean()))
-    return _tested(*mean_error(values), margin, len(values))
+    value, error, freedom = mean_error(values)
+    is_whole = is_answer and np.isin(values, (-1.0, 0.0, 1.0)).all()
+    equal = paired_tost(values, margin) if is_whole else tost(value, error, freedom, margin, len(values))
+    return _tested(value, error, freedom, len(values), equal)
 
 
-def _tested(value: float, error: float, freedom: float, margin: float, count: int) -> Estimate:
+def _tested(value: float, error: float, freedom: float, count: int, equal: float) -> Estimate:
+    """Return a difference with its interval and tests. `equal`: p of the equivalence."""
     half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
-    tests = two_sided(value, error, freedom, count), tost(value, error, freedom, margin, count)
-    return Estimate(value, value - half, value + half, *tests)
+    return Estimate(value, value - half, value + half, two_sided(value, error, freedom, count), equal)
 
 
 def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
@@ -302,7 +307,8 @@ def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
             first, second = (_logs(rows.get((method, length), ()), score) for rows in (before, after))
             if (count := min(len(first), len(second))) < LEAST_PAIRS:
                 continue
-            found = _tested(*welch_error(first, second), margin, count)
+            value, error, freedom = welch_error(first, second)
+            found = _tested(value, error, freedom, count, tost(value, error, freedom, margin, count))
             # without the residue of the logarithm
             means = [round(exp(one.mean()) / unit, 6) for one in (first, second)]
             yield Change("cost", name, method, "", length, means[0], means[1], found, margin, higher, count)
