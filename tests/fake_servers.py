@@ -47,7 +47,13 @@ class Fake:
         if key not in self.known:
             with torch.no_grad():
                 self.known[key] = self.lm.model(input_ids=torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+        self.known[key][:, self.faults.get("impossible", [])] = -math.inf
         return self.known[key]
+
+    def sent(self, logprob: torch.Tensor) -> float | None:
+        """Return a log-probability as the engine writes it: JSON has no infinity."""
+        instead = {"vLLM": -9999.0, "SGLang": None, "llama-server": torch.finfo(torch.float32).min}
+        return float(logprob) if logprob.isfinite() else instead[self.engine]
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Return status and JSON."""
@@ -92,10 +98,10 @@ class Fake:
                 entries.append({str(token): {"logprob": -1000.0 * torch.rand(()).item(), "rank": 1}})
                 continue
             best = found[i].topk(body.get("prompt_logprobs") or 1)
-            entries.append({str(int(one)): {"logprob": float(found[i, one]), "rank": 1} for one in best.indices})
+            entries.append({str(int(one)): {"logprob": self.sent(found[i, one]), "rank": 1} for one in best.indices})
             rank = int((found[i] >= found[i, token]).sum())  # of tied ones, the last
             named = token if not self.faults.get("other_ids") else token + 1
-            entries[-1][str(named)] = {"logprob": float(found[i, token]), "rank": rank}
+            entries[-1][str(named)] = {"logprob": self.sent(found[i, token]), "rank": rank}
         if self.faults.get("echo") == "ignored":
             entries = entries[-1:]
         new = self.new(prompt, body)
@@ -105,7 +111,7 @@ class Fake:
         if self.faults.get("no_ids"):
             del choice["token_ids"]
         if body.get("echo"):
-            scores = [float(found[i, token]) for i, token in enumerate(prompt[1:])]
+            scores = [self.sent(found[i, token]) for i, token in enumerate(prompt[1:])]
             choice["logprobs"] = {"token_logprobs": [None, *scores]}
         usage: dict[str, Any] = {"prompt_tokens": len(prompt)}
         if not self.faults.get("silent"):
@@ -140,9 +146,10 @@ class Fake:
             entries: list[Any] = [[None, prompt[first], None]]
             top: list[Any] = [None]
             for i in range(first + 1, len(prompt)):
-                entries.append([float(found[i - 1, prompt[i]]), prompt[i] + self.faults.get("other_ids", 0), None])
+                score = self.sent(found[i - 1, prompt[i]])
+                entries.append([score, prompt[i] + self.faults.get("other_ids", 0), None])
                 best = found[i - 1].topk(body["top_logprobs_num"])
-                top.append([[float(value), int(id), None] for value, id in zip(*best, strict=True)])
+                top.append([[self.sent(value), int(id), None] for value, id in zip(*best, strict=True)])
             meta |= {"input_token_logprobs": entries, "input_top_logprobs": top}
         new = self.new(prompt, {"max_tokens": body["sampling_params"]["max_new_tokens"], **body["sampling_params"]})
         return {"text": self.text(prompt, new), "output_ids": new, "meta_info": meta}
@@ -150,7 +157,7 @@ class Fake:
     def llama(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"][-self.faults.get("cuts_to", self.limit) :]
         cached, found = self.cached(prompt), self.logits(prompt)[-1]
-        top = [{"id": int(i), "logprob": float(found[i])} for i in found.topk(body.get("n_probs", 0)).indices]
+        top = [{"id": int(i), "logprob": self.sent(found[i])} for i in found.topk(body.get("n_probs", 0)).indices]
         probabilities = {"completion_probabilities": [{"id": top[0]["id"], "top_logprobs": top}]} if top else {}
         timings = {"prompt_n": len(prompt) - cached, "cache_n": cached}
         new = self.new(prompt, body)

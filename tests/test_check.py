@@ -248,11 +248,12 @@ def test_a_model_with_fewer_right_answers_is_seldom_called_equal(count: int) -> 
     assert sum(binom.pmf(k, count, 0.05) for k in passes) < 0.07  # 0.77 of 5 and 0.6 of 10 by their spread alone
 
 
+@pytest.mark.parametrize("graded", [False, True])
 @pytest.mark.parametrize(("repeats", "verdict"), [(10, "undecided"), (52, "equal")])
 def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
-    repeats: int, verdict: str, baseline: Path, capsys: pytest.CaptureFixture[str]
+    repeats: int, verdict: str, graded: bool, baseline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quality = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": False}
+    quality = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": graded}
     entry = {"task": "passkey", "unit": "tokens", "quality": quality, "details": []}
     before = read_baseline(baseline)
     header = before.header | {
@@ -271,7 +272,7 @@ def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
             0,
             f"p{i}",
             depth=depth,
-            scores={"right": float(i % 3 > 0 or depth)},
+            scores={"right": (0.3 if graded else 1.0) * (i % 3 > 0 or depth)},
         )
         for i in range(repeats)
         for depth in (0.0, 1.0)
@@ -281,7 +282,7 @@ def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
     (one,) = found.changes
     assert (one.pairs, one.verdict, found.verdict) == (repeats, verdict, verdict)
     print_changes(found, Terminal(width=200))
-    why = "none of 10 answers has changed. `equal` within 5 points then needs 52: measure the baseline with more"
+    why = "the scores of all 10 answers are unchanged. `equal` within 5 points then needs 52: measure the baseline"
     assert (why in capsys.readouterr().out) == (verdict == "undecided")
 
 
@@ -368,6 +369,15 @@ def test_costs_are_worse_beyond_the_tolerance(
     costs = [one for one in found.changes if one.kind == "cost"]
     assert [one.verdict for one in costs] == verdicts
     assert (costs[2].name, costs[2].baseline, costs[2].now) == ("context MiB", 100, kept)
+
+
+def test_costs_need_not_be_measured_again(tmp_path: Path) -> None:
+    run, task = tmp_path / "base", "perplexity:target_tokens=8"
+    library.measure("demo", "full", task, **MEASURED, lengths=32, repeats=5, cost=True, out=run)
+    done = farspan("check", run, "demo", "--no-cost", "--out", tmp_path / "run", *CPU)
+    assert "cost is not compared: the model has none" in done.stdout
+    assert {row.task for row in read_rows(run)} == {"perplexity", "cost"}
+    assert {row.task for row in read_rows(tmp_path / "run")} == {"perplexity"}
 
 
 def test_costs_of_another_machine_are_not_compared(baseline: Path) -> None:

@@ -375,6 +375,12 @@ def test_what_cannot_be_asked_is_refused(models: Path, options: tuple[object, ..
     assert said in refused(curve(models / "llama", *options))
 
 
+def test_a_protocol_may_be_auto(models: Path, drawn: None) -> None:
+    assert curve(models / "llama", "--protocol", "auto").exit_code == 0
+    assert {row.settings["protocol"] for row in read_rows("run")} == {"nested"}
+    assert "'auto'" in refused(curve(models / "llama", "--protocol", "mine"))
+
+
 def test_a_page_of_no_run_is_refused() -> None:
     assert "holds no run" in refused(farspan("report", "nothing"))
 

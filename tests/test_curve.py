@@ -336,12 +336,18 @@ def test_rings_of_four_give_every_target_one_control_and_keep_it(repeats: int) -
         assert [example.id for example in more[:repeats]] == [example.id for example in examples]
 
 
+def test_a_curve_of_open_protocol_is_not_bound(lm: LM) -> None:
+    with pytest.raises(ValueError, match=r"curve:protocol=nested, or bind task.resolved\(lengths, trained\)"):
+        Curve().on(lm, "random")
+    assert Curve().resolved((100, 8000), (512,)).on(lm, "random").settings["protocol"] == "probe"
+
+
 @pytest.mark.parametrize(("text", "kept"), [("shuffled", True), ("random", False)])
 def test_other_targets_are_chosen_by_name(text: str, kept: bool, lm: LM, tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("the quick brown fox " * 400)
-    task = Curve(target_text=text).on(lm, str(file))
-    plain = Curve().on(lm, str(file))
+    task = Curve("nested", target_text=text).on(lm, str(file))
+    plain = Curve("nested").on(lm, str(file))
     ours, theirs = task.target.windows(50, 2, 0), plain.target.windows(50, 2, 0)
     assert (sorted(ours[0]) == sorted(theirs[0])) is kept
     assert not np.array_equal(ours[0], theirs[0])

@@ -89,7 +89,7 @@ def test_results_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 
 
 def test_a_server_that_refuses_one_text_is_asked_for_the_others_of_its_batch(tmp_path: Path) -> None:
-    rows = measured(tmp_path, Refusing(target=counting_text()), batch=3)
+    rows = measured(tmp_path, Refusing(target=counting_text(), protocol="nested"), batch=3)
     refused = {(row.repeat, row.length) for row in rows if row.status == "too_long"}
     assert (len(rows), refused) == (12, {(1, 80)})
 

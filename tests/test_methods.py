@@ -21,7 +21,7 @@ from farspan.methods.topk import largest
 from farspan.text import encoders, retrieval
 
 from naive import naive_llama, snapkv, streaming
-from tiny import COMMON, CONFIGS, FACTORS, close, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
+from tiny import CONFIGS, FACTORS, PHIMOE, close, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
 
 FAMILIES = [
     "llama",
@@ -272,9 +272,6 @@ def test_rope_is_refused_where_it_cannot_be_changed(architecture: str, reason: s
         method("rope:type=linear,factor=2").on(open_lm(architecture, tokenizer)),
     ):
         pass
-
-
-PHIMOE = COMMON | {"num_local_experts": 2, "num_experts_per_tok": 1}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from farspan.record import Run
 from farspan.tasks.curve import BoundCurve
 
 from cepe_models import tiny_cepe
-from tiny import configure, tiny_model
+from tiny import CONFIGS, PHIMOE, configure, tiny_model
 from toys import counting_text, curve_of, perplexity_of
 
 LENGTHS = (20, 50, 110)
@@ -220,17 +220,23 @@ def test_a_plan_of_an_encoder_and_its_decoder_needs_no_weights(added: str, token
         ("gpt2", "sinks:window=9"),
         ("llama4", "sinks:window=9"),
         ("gpt_oss", "rope:type=ntk,factor=2"),
+        ("gpt_oss", "sinks:window=9"),
+        ("gpt_oss", "topk:k=2"),
+        ("gpt_oss", "knorm:capacity=20"),
+        ("phimoe", "rope:type=yarn,factor=4"),
         ("granite_hybrid", "topk:k=2"),
     ],
 )
 def test_what_a_config_shows_that_a_method_cannot_read_is_refused_in_the_same_words(
-    architecture: str, how: str, tokenizer: Any, tmp_path: Path
+    architecture: str, how: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(CONFIGS, "phimoe", ("Phimoe", PHIMOE))
     tiny_model(architecture).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     errors = []
+    known = r"cannot be used with|learned positions|scaled already|does not rotate"
     for weights in (True, False):
-        with pytest.raises(ValueError, match=r"cannot be used with|learned positions|scaled already") as caught:
+        with pytest.raises(ValueError, match=known) as caught:
             planned(load(tmp_path, device="cpu", weights=weights), how)
         errors.append(str(caught.value))
     assert errors[0] == errors[1]

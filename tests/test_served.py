@@ -561,6 +561,34 @@ def test_nothing_is_guessed_of_tokens_outside_the_likeliest(own: LM, folder: Pat
     assert math.isnan(float(scores.nats.mean()))
 
 
+@pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
+def test_a_log_probability_of_minus_infinity_is_a_failure(
+    engine: str, own: LM, folder: Path, text: str, tmp_path: Path, ids: torch.Tensor
+) -> None:
+    fake = Fake(engine, own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        fake.faults["impossible"] = ids[0, 50:52].tolist()
+        scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
+        fake.faults["impossible"] = list(range(own.vocabulary))
+        task, more = "curve:protocol=probe,warmup=2,scored=4", {"lengths": [16], "repeats": 2, "text": text}
+        rows = measure([lm], tasks=[task], out=tmp_path / "run", **more).rows
+    assert torch.equal(scores.failed, torch.isin(ids[:, 40:], ids[:, 50:52]))
+    assert torch.equal(scores.nats.isinf(), scores.failed)
+    assert {(row.status, row.reason) for row in rows} == {("nan", "8 scored tokens have no finite log-probability")}
+
+
+def test_a_probability_too_small_for_llama_server_is_not_known(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    fake = Fake("llama-server", own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        fake.faults["impossible"] = list(range(own.vocabulary - 5))  # so that some are among the ten that it lists
+        listed = fake.logits(ids[0, :40].tolist())[-1].topk(10).indices
+        scores = lm.own_reader().read(ids[:, :40]).score(listed[None, -1:])
+    assert math.isnan(float(scores.nats))
+    assert not bool(scores.failed.any())
+
+
 def test_a_server_that_dies_and_returns_is_waited_for(own: LM, folder: Path, ids: torch.Tensor) -> None:
     fake = Fake("vLLM", own)
     with serving(fake) as url:

@@ -59,6 +59,7 @@ REFUSED = [  # those of needles are in test_needle
     ("qa", "needs data"),
     ("qa:data=x,shots=-1", "shots: got -1, expected at least 0"),
     ("qa:data=x,weights=y", "weights = 'y'"),
+    ("curve:protocol=mine", "protocol = 'mine' is unknown; known are paper, nested, probe, auto$"),
     ("ralm", "needs index"),
     ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
     ("ralm:index=x,weights=bm25", "weights = 'bm25' is unknown; known are method, retriever"),
@@ -178,6 +179,10 @@ def test_a_task_has_one_name(one: Any, text: str) -> None:
 @pytest.mark.parametrize("text", ["curve:protocol=auto", "curve:warmup=auto", "perplexity:target_tokens=auto"])
 def test_auto_is_a_setting_that_is_left_out(text: str) -> None:
     assert task(text) == task(text.partition(":")[0])
+
+
+def test_auto_is_a_choice_that_is_left_out_in_python_too() -> None:
+    assert Curve("auto") == Curve()
 
 
 @pytest.mark.parametrize("text", WRITTEN)

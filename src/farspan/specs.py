@@ -108,12 +108,16 @@ def limited(default: Any, least: float = 0, most: float = math.inf, *, quiet: bo
 
 
 def check_settings(settings: Any) -> None:
-    """Raise ValueError unless each `choice` of a method or task is known, and each `limited` number in its range."""
+    """Raise ValueError unless each `choice` of a method or task is known, and each `limited` number in its range. The
+    choice `auto` becomes None where that is the default."""
     for one in fields(settings):
         if (value := getattr(settings, one.name)) is None:
             continue
         if known := one.metadata.get("known"):
-            check_known(f"{settings.name}: {one.name} =", value, known)
+            optional = (AUTO,) if one.default is None else ()
+            check_known(f"{settings.name}: {one.name} =", value, (*known, *optional))
+            if value in optional:
+                object.__setattr__(settings, one.name, None)
         if (limits := one.metadata.get("limits")) and not limits[0] <= value <= limits[1]:
             expected = "at least {:,}" if limits[1] == math.inf else "{:,} to {:,}"
             given = f"{settings.name}: {one.name}: got {as_written(value)}"

@@ -47,6 +47,7 @@ def check(
     baseline_model: Annotated[
         str | None, option(TASK, "Model of the baseline run, if it holds several.", metavar="MODEL")
     ] = None,
+    cost: Annotated[bool, option(TASK, "Also measure tokens per second and memory, if the baseline has them.")] = True,
     loading: Loading,
     out: Out = None,
     batch: Batch = None,
@@ -77,7 +78,8 @@ def check(
         with Display(console) as display:
             watch = Watch(display.start, display.row, display.notice, display.share)
             loader = loading.loader()
-            measured = measure_again(before, model, loader=loader, out=out, batch=batch, chunk=chunk, watch=watch)
+            sizes = {"batch": batch, "chunk": chunk}
+            measured = measure_again(before, model, cost=cost, loader=loader, out=out, watch=watch, **sizes)
         every = Source.of(measured.folder.name, measured.folder, read_header(measured.folder), measured.rows)
         now = of_model(every, loader(model, weights=False).name)  # --out may hold other models that were checked
         found = compare(before, now, tolerances)

@@ -23,7 +23,7 @@ from farspan.cli.options import (
     option,
 )
 
-Protocol = Literal["nested", "probe", "paper"]
+Protocol = Literal["auto", "nested", "probe", "paper"]
 
 
 def curve(
@@ -37,9 +37,9 @@ def curve(
         option(LENGTHS, "Targets at each length; default 10, with auto lengths 4 or as many as needed.", metavar="N"),
     ] = None,
     protocol: Annotated[
-        Protocol | None,
-        option(TASK, "nested; probe: cheap at any length; paper: the authors'. Default: by the largest length."),
-    ] = None,
+        Protocol,
+        option(TASK, "auto: by the largest length; nested; probe: cheap at any length; paper: the authors'."),
+    ] = "auto",
     depths: Annotated[
         str | None,
         option(TASK, "5, or 0,0.5,1: depths in the texts to probe, for a map; implies --protocol probe."),
@@ -74,7 +74,7 @@ def curve(
         settings = sampling.settings("linear")
         if compat is not None and (sampling.points or sampling.spacing or not sampling.lengths.startswith("8:")):
             raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
-        if compat is not None and protocol not in (None, "paper"):
+        if compat is not None and protocol not in ("auto", "paper"):
             raise ValueError(f"--compat authors is protocol paper: got --protocol {protocol}. Omit one of them")
         if test and len(target_text or ()) < 2 and len(prefix_text or ()) < 2:
             raise ValueError("--test compares texts: give two or more --prefix-text, or two or more --target-text")

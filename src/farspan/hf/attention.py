@@ -15,7 +15,7 @@ from farspan.hf.attend import Attend, Call, Eviction, Layer, SinkWindow, keeps_t
 from farspan.hf.scope import Scope, changed
 
 _NUMBERS = count()
-LEARNED_SINKS = ("s_aux", "sinks")  # names under which models pass the learned weight of no key to their attention
+LEARNED_SINKS = ("s_aux", "sinks")  # names under which models hold the learned weight of no key, and pass it on
 
 
 def more_than_keys(name: str, family: str) -> str:

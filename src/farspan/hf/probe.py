@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from farspan.hf.attend import Call, Layer, angles, dense, turned
-from farspan.hf.attention import more_than_keys, replaced_attention
+from farspan.hf.attention import LEARNED_SINKS, more_than_keys, replaced_attention
 from farspan.hf.decoder import decoder_of, plain_hidden
 from farspan.hf.facts import input_device, position_limit
 from farspan.hf.masks import layer_windows
@@ -47,6 +47,8 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         raise ValueError(f"{refusal}, which has layers of {', '.join(others)}")
     plain = [Layer(index, None, window) for index, window in enumerate(windows)]
     if input_device(model).type == "meta":  # no weights, so nothing can be run
+        if any(getattr(module, learned, None) is not None for module in model.modules() for learned in LEARNED_SINKS):
+            raise ValueError(more_than_keys(name, family))
         if rotary:
             _check_positions(model, name)
         return plain

@@ -129,14 +129,18 @@ def rotation_error(
 ) -> float:
     """Return the largest difference of a rotary module's cosines from cos(position · inv_freq) · scale, in the
     nearest layout: half and half, interleaved, or pairs in another order (Ernie 4.5 VL). Infinite if it gives no such
-    cosines; 0 without values (meta).
+    cosines. Of a model without weights (meta): of a copy with these frequencies; 0 if they have no values.
 
     Args:
         kind: the type of layers, if the module has a RoPE for each type (`full_attention_rope`).
     """
+    if next(module.buffers()).is_meta:
+        if inv_freq.is_meta or not hasattr(module, "config"):
+            return 0.0
+        module = type(module)(config=module.config)
+        module._buffers[f"{_prefix(kind)}inv_freq"] = inv_freq
+        setattr(module, f"{_prefix(kind)}attention_scaling", scale)
     device = next(module.buffers()).device
-    if device.type == "meta":
-        return 0.0
     here = torch.tensor([positions], device=device)
     expected = angles(here[0], inv_freq.to(device)).cos() * scale
     for ids in (here, here.expand(3, 1, -1)):  # the second for positions in time, height and width, as of Qwen2-VL

@@ -82,6 +82,7 @@ def measure_again(
     baseline: Source,
     model: str | LM,
     *,
+    cost: bool = True,
     loader: Load | None = None,
     out: str | Path | None = None,
     batch: int | None = None,
@@ -91,6 +92,7 @@ def measure_again(
     """Measure a model as the baseline was measured.
 
     Args:
+        cost: also measure seconds and memory, if the baseline has them.
         out: the run folder; default: one under runs/, the same for the same baseline and model.
 
     Raises:
@@ -100,8 +102,8 @@ def measure_again(
     if out is not None and expanded(out).resolve() == Path(baseline.folder).resolve():
         raise ValueError(f"{out} is the baseline itself: give another folder for the new rows (--out), or leave it out")
     loader = loader or Load()
-    settings = baseline.header["settings"]
     refuse_difference(baseline, loader(model, weights=False), loader)
+    settings = baseline.header["settings"] | ({} if cost else {"cost": False})
     name = model if isinstance(model, str) else model.name
     folder = default_folder("check", [name], [str(baseline.folder.resolve()), settings])
     return measure(

@@ -8,10 +8,10 @@ Every number has a tolerance. A change is
     better      likewise, to the other side
     undecided   else
 
-Memory and quality are paired: differences of the same texts. Whether right or wrong answers are `equal` is tested by
-the numbers of them that changed: while these are few, their spread alone would show too much. Times also depend on what
-else the machine does, so a cost is `worse` or `better` only if its whole 95 % interval is beyond the tolerance. Costs
-are those that `farspan compare` measures apart from the tasks.
+Memory and quality are paired: differences of the same texts. Whether answers are `equal` is tested by the numbers of
+them that changed where these are right or wrong, or graded and all unchanged: while few change, their spread alone
+would show too much. Times also depend on what else the machine does, so a cost is `worse` or `better` only if its whole
+95 % interval is beyond the tolerance. Costs are those that `farspan compare` measures apart from the tasks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,6 +146,8 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     different = machines_apart((baseline, now)) + apart(about, ("device", *NUMERICS))
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
+    elif not cost_rows(now):
+        remarks.append("cost is not compared: the model has none")
     elif different:
         remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
@@ -247,11 +249,10 @@ def _quality(
         )
         means = [exp(one.mean()) if quality["exp"] else float(one.mean()) for one in (first, second)]
         changed = second - first
-        found, reason = _paired(changed, margin), ""
-        is_answer = not (quality["exp"] or quality.get("graded", False) or in_nats(quality["name"]))
-        if found.tost is not None and is_answer and np.isin(changed, (-1.0, 0.0, 1.0)).all():
-            found = replace(found, tost=(p := paired_tost(changed, margin)))
-            reason = _unchanged(len(changed), margin) if p >= LEVEL and not changed.any() else ""
+        # scores of whole answers, of which few may change much; those of curves and nats are means over many tokens
+        is_answer = not (quality["exp"] or in_nats(quality["name"]) or isinstance(a, CurveMember))
+        found = _paired(changed, margin, is_answer)
+        is_open = is_answer and not changed.any() and found.tost is not None and found.tost >= LEVEL
         yield Change(
             kind,
             quality["name"],
@@ -264,30 +265,38 @@ def _quality(
             margin,
             bool(quality["higher_is_better"]),
             len(first),
-            reason=reason,
+            reason=_unchanged(len(changed), margin) if is_open else "",
         )
 
 
 def _unchanged(count: int, margin: float) -> str:
-    """Return why `equal` is not shown although no answer has changed."""
+    """Return why `equal` is not shown although the scores of all answers are the same."""
     needed = floor(float(ndtri(LEVEL)) ** 2 * (1 - margin) / margin) + 1  # for which `paired_tost` is below LEVEL
+    points = f"{100 * margin:g} points"
     return (
-        f"none of {count} answers has changed. `equal` within {100 * margin:g} points then needs {needed:,}: measure "
-        "the baseline with more --repeats, or give a larger --tolerance"
+        f"the scores of all {count} answers are unchanged. `equal` within {points} then needs {needed:,}: measure the "
+        "baseline with more --repeats, or give a larger --tolerance"
     )
 
 
-def _paired(values: np.ndarray, margin: float) -> Estimate:
-    """Return the mean of paired differences; it is tested only with LEAST_PAIRS values or more."""
+def _paired(values: np.ndarray, margin: float, is_answer: bool) -> Estimate:
+    """Return the mean of paired differences; it is tested only with LEAST_PAIRS values or more.
+
+    Args:
+        is_answer: they are of scores of answers, of which few may change: see `paired_tost`.
+    """
     if len(values) < LEAST_PAIRS:
         return Estimate(float(values.mean()))
-    return _tested(*mean_error(values), margin, len(values))
+    value, error, freedom = mean_error(values)
+    is_whole = is_answer and np.isin(values, (-1.0, 0.0, 1.0)).all()
+    equal = paired_tost(values, margin) if is_whole else tost(value, error, freedom, margin, len(values))
+    return _tested(value, error, freedom, len(values), equal)
 
 
-def _tested(value: float, error: float, freedom: float, margin: float, count: int) -> Estimate:
+def _tested(value: float, error: float, freedom: float, count: int, equal: float) -> Estimate:
+    """Return a difference with its interval and tests. `equal`: p of the equivalence."""
     half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
-    tests = two_sided(value, error, freedom, count), tost(value, error, freedom, margin, count)
-    return Estimate(value, value - half, value + half, *tests)
+    return Estimate(value, value - half, value + half, two_sided(value, error, freedom, count), equal)
 
 
 def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
@@ -298,7 +307,8 @@ def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
             first, second = (_logs(rows.get((method, length), ()), score) for rows in (before, after))
             if (count := min(len(first), len(second))) < LEAST_PAIRS:
                 continue
-            found = _tested(*welch_error(first, second), margin, count)
+            value, error, freedom = welch_error(first, second)
+            found = _tested(value, error, freedom, count, tost(value, error, freedom, margin, count))
             # without the residue of the logarithm
             means = [round(exp(one.mean()) / unit, 6) for one in (first, second)]
             yield Change("cost", name, method, "", length, means[0], means[1], found, margin, higher, count)

@@ -82,7 +82,8 @@ def tost(difference: float, error: float, freedom: float, margin: float, values:
 
 def paired_tost(differences: Float[np.ndarray, "values"], margin: float) -> float:
     """Return p as `tost` for answers that are right or wrong, by score tests of the difference of two paired shares
-    (Tango 1998, Statistics in Medicine 17), which hold where few answers change or none.
+    (Tango 1998, Statistics in Medicine 17), which hold where few answers change or none. Of scores from 0 to 1, a given
+    mean difference changes the fewest answers if it changes each by 1, so they hold for graded answers too.
 
     Args:
         differences: of paired answers: -1, 0 or 1.

@@ -137,6 +137,14 @@ class BoundCurve(Curve, Bound[Texts]):
     needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 3
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.protocol is None:  # its rows would name no protocol
+            raise ValueError(
+                "curve: protocol=auto depends on the lengths, which a task on a text does not have: name a protocol, "
+                "such as curve:protocol=nested, or bind task.resolved(lengths, trained)"
+            )
+
     @property
     def adaptive(self) -> bool:  # type: ignore[override]
         return self.samples_windows

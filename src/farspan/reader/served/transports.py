@@ -18,12 +18,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError, TooLongError
 
-Expected = tuple[float, int]  # nats of a token (NaN: not known), and its rank (0: the server's choice; -1: not known)
+# nats of a token (NaN: not known; infinite: the model gave none), and its rank (0: the server's choice; -1: not known)
+Expected = tuple[float, int]
 TOP = 10  # likeliest tokens requested with each new one
 TIES = 2  # the same for given tokens, to detect ties
 PROBED = 8  # new tokens requested to check that their text identifies them
 TOKEN_ID = "token_id:"  # prefix of a token that vLLM names by its id
 UNREADABLE = "\ufffd"  # the text of an incomplete character
+LEAST = -9999.0  # for a log-probability of minus infinity, which JSON lacks; llama-server: the smallest float32
 CHAT = "/v1/chat/completions"
 # a server's own defaults, often from generation_config.json, would change greedy choices and the sampled distribution
 UNCHANGED = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
@@ -119,17 +121,23 @@ class PromptLogprobs:
         return _before_stop(self.client, choice.get("token_ids"), how.stop), str(choice.get("text") or "")
 
 
+def _nats(logprob: float | None) -> float:
+    """Return the nats of a log-probability; infinite for what servers return in place of one that is not finite."""
+    return math.inf if logprob is None or logprob <= LEAST else -float(logprob)
+
+
 def _entry(entry: Any, token: int, position: int) -> Expected:
     found = entry.get(str(token)) if isinstance(entry, dict) else None
-    if not isinstance(found, dict) or not isinstance(found.get("logprob"), int | float):
+    if not isinstance(found, dict) or not isinstance(found.get("logprob", ""), int | float | None):
         raise OtherTokensError(
             f"the server answered about another token than {token} at position {position:,}: its tokenizer or cache "
             "does not match what it reports. Give the model's own tokenizer (--tokenizer), or restart the server"
         )
-    value, listed = float(found["logprob"]), [one.get("logprob", -math.inf) for one in entry.values()]
-    if value >= max(listed):  # the server's rank counts tied tokens as better than each other
-        return -value, int(min(map(int, entry), key=lambda id: (-entry[str(id)]["logprob"], id)) != token)
-    return -value, int(found.get("rank") or 2) - 1
+    nats = {int(id): _nats(one.get("logprob")) for id, one in entry.items()}
+    least, likeliest = min((value, id) for id, value in nats.items())
+    if nats[token] <= least:  # the server's rank counts tied tokens as better than each other
+        return least, int(likeliest != token)
+    return nats[token], int(found.get("rank") or 2) - 1
 
 
 @dataclass
@@ -160,12 +168,12 @@ class InputLogprobs:
         expected = []
         pairs = zip(prompt[first:], found[len(found) - wanted :], top[len(top) - wanted :], strict=True)
         for position, (token, one, best) in enumerate(pairs, first):
-            if one[1] != token or one[0] is None or not best:
+            if one[1] != token or not best:
                 raise OtherTokensError(
                     f"the server answered about token {one[1]}, not {token}, at position {position:,}"
                 )
-            likeliest = min((-value, id) for value, id, *_ in [*best, one])[1]
-            expected.append((-float(one[0]), int(likeliest != token)))
+            likeliest = min((_nats(value), id) for value, id, *_ in [*best, one])[1]
+            expected.append((_nats(one[0]), int(likeliest != token)))
         return expected
 
     def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
@@ -226,9 +234,10 @@ class LlamaServer:
         tokens, listed = answer.get("tokens"), _likeliest(answer)
         if not isinstance(tokens, list) or len(tokens) != 1:
             raise ServerError(f"{self.client.base_url} returned {len(tokens or ())} new tokens, 1 was asked for")
-        ranked = {one["id"]: (-float(one["logprob"]), i) for i, one in enumerate(listed)}
-        nats, place = ranked.get(token, (math.nan, len(ranked)))
-        return nats, 0 if tokens[0] == token else max(1, place)
+        ranked = {one["id"]: (_nats(one["logprob"]), i) for i, one in enumerate(listed)}
+        nats, place = ranked.get(token, (math.inf, len(ranked)))
+        # the server gives LEAST for probabilities too small for float32, which are not known, as those not listed
+        return nats if math.isfinite(nats) else math.nan, 0 if tokens[0] == token else max(1, place)
 
     def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
         if how.min_new_tokens:
@@ -287,7 +296,7 @@ class Completions:
                 written, new = self._text(prompt[-1], target[i]), choice["text"]
                 if self._is_special(target[i]):  # servers leave them out of the text
                     return math.nan, -1
-            nats = -float(listed[written]) if written in (listed or ()) else math.nan
+            nats = _nats(listed[written]) if written in (listed or ()) else math.nan
             if not written or UNREADABLE in written:  # other tokens have the same text
                 return math.nan, -1
             return nats, int(new != written)
