@@ -83,6 +83,23 @@ def test_the_kernel_and_the_plain_scores_give_the_same(
     assert max(sizes) <= 4 * 32 * 130
 
 
+@pytest.mark.parametrize(
+    ("text", "parts"), [("temperature:original=7", 1), ("selfextend:group=3,window=14", 2), ("dca:chunk=30,local=5", 3)]
+)
+def test_a_single_token_attends_to_each_piece_in_one_call_of_the_kernel(
+    text: str, parts: int, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, own = [], remap.flash
+    monkeypatch.setattr(remap, "flash", lambda *given, **how: calls.append(how) or own(*given, **how))
+    ids = some_ids(1, 80)
+    with method(text).on(lm) as reader:
+        memory = reader.read(ids)
+        calls.clear()
+        memory.score(ids[:, :2])  # one token is fed
+    assert len(calls) == parts * lm.num_layers
+    assert not any(how["causal"] or how["mirrored"] for how in calls)
+
+
 FOUR = torch.arange(2048)  # tokens, four trained lengths of the embedded model
 DISTANCES, CHUNKS = FOUR[:, None] - FOUR, FOUR[:, None] // 384 - FOUR // 384
 PROTOTYPES = {  # of each kind of pairs: the positions of queries and of keys, and which pairs
