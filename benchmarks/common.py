@@ -111,10 +111,12 @@ def apart(script: str, *arguments: str, freeing: bool) -> Any:
 
 
 def interval(values: Any) -> Interval:
-    """Return the mean, and its 95 % interval by Student's t."""
+    """Return the mean of the values that were measured, and its 95 % interval by Student's t. NaN: not measured."""
+    import numpy as np
+
     from farspan.stats import student_mean
 
-    return student_mean(values)[:3]
+    return student_mean(values[np.isfinite(values)])[:3]
 
 
 def running_mean(one: Any, of: str) -> Any:

@@ -156,17 +156,18 @@ def ratio(before: Sequence[stats.MeasuredCurve], after: Sequence[stats.MeasuredC
     """Return the geometric mean over the seeds of a number of the curves over that of others, paired by text (delta
     method; spreads are those of the bootstrap, quantiles Student's). NaN where one is 0."""
     g = stats.multipliers(len(before[0].copy), stats.BOOTSTRAPS, 0)
-    logs, drawn = [], np.zeros(len(g))
+    logs, texts, drawn = [], list[float](), np.zeros(len(g))
     for one, other in zip(before, after, strict=True):
         assert (one.targets == other.targets).all(), "other texts"
         a, b = (stats.headline(curve)[name][0] for curve in (one, other))
         if not a or not b:
             return np.nan, np.nan, np.nan
         logs.append(np.log(b / a))
+        texts += [stats.repeats_of(one, name, a), stats.repeats_of(other, name, b)]
         drawn += (stats.headlines_sampled(other, g)[name][0] / b - stats.headlines_sampled(one, g)[name][0] / a) / len(
             before
         )
-    half = float(student.ppf(0.975, len(before[0].copy) - 1) * np.std(drawn))
+    half = float(student.ppf(0.975, min(texts) - 1) * np.std(drawn))
     return tuple(float(np.exp(np.mean(logs) + side)) for side in (0, -half, half))  # type: ignore[return-value]
 
 

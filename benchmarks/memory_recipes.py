@@ -421,14 +421,13 @@ def judged(size: Size, name: str, part: str) -> dict[str, Interval]:
     """Return what a recipe is judged by in a part, with intervals corrected for the number of recipes."""
     curve, yarn = curve_of(size, name, part), best_yarn(size, part)
     tests = len({name for one in ("natural", *ONLY_NAMED) for name in known(size, one)})
-    found = {
-        LONGER: times(curve, curve_of(size, "full", part), "half_life"),
-        THAN_YARN: times(curve, curve_of(size, yarn, part), "half_life"),
+    judged = {
+        LONGER: times(curve, curve_of(size, "full", part), "half_life", tests),
+        THAN_YARN: times(curve, curve_of(size, yarn, part), "half_life", tests),
     }
     if part == "natural":
         shuffled, by_yarn = (curve_of(size, one, "shuffled") for one in (name, yarn))
-        found["span of shuffled text, times YaRN's"] = times(shuffled, by_yarn, "span")
-    judged = {what: widened(value, len(curve.copy), tests) for what, value in found.items()}
+        judged["span of shuffled text, times YaRN's"] = times(shuffled, by_yarn, "span", tests)
     if part == "long":
         judged["nats lost inside, Python"] = lost(size, name, "full", tests, "inside-python")
     return judged | {LOST: lost(size, name, "full", tests)}
@@ -487,7 +486,7 @@ def changes(size: Size) -> str:
         spans = []
         for part in ("natural", "shuffled"):
             one = curve_of(size, name, part)
-            spans.append(widened(times(one, curve_of(size, other, part), "span"), len(one.copy), len(found)))
+            spans.append(times(one, curve_of(size, other, part), "span", len(found)))
         three = (*spans, lost(size, name, other, len(found)))
         lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in three)])
     return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines)
@@ -516,7 +515,7 @@ def nested(size: Size) -> str:
     for name in (*untrained_in(size, "nested"), *known(size, "nested")):
         curve = curve_of(size, name, "nested")
         count = str(len(seeds(size, name, "nested"))) if name in size.all_recipes else MISSING
-        lines.append([f"`{name}`", count, str(len(curve.copy)), *lengths_of(curve)])
+        lines.append([f"`{name}`", count, str(stats.whole_repeats(curve)), *lengths_of(curve)])
     return table(["", "seeds", "texts", *NUMBERS.values()], lines)
 
 
@@ -531,9 +530,9 @@ def long(size: Size, part: str = "long") -> str:
     compared = size.against_long if part == "long" else size.against_longest
     for name in (*size.untrained_of(part), *names):
         curve = curve_of(size, name, part)
-        ratios = [times(curve, curve_of(size, other, part), what) for other, what in compared]
+        ratios = [times(curve, curve_of(size, other, part), what, len(names)) for other, what in compared]
         against = [
-            MISSING if name == other or ratio[0] == 0 else said(widened(ratio, len(curve.copy), len(names)), 3)
+            MISSING if name == other or ratio[0] == 0 else said(ratio, 3)
             for (other, _), ratio in zip(compared, ratios, strict=True)
         ]
         count = str(len(seeds(size, name, part)) if name in names else MISSING)

@@ -28,7 +28,16 @@ from farspan.report.figure import Figure, Line, Style, sample_size
 from farspan.report.perplexity import PerplexityMember
 from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
-from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean, signed_tokens, student_mean
+from farspan.stats import (
+    Difference,
+    MemoryLength,
+    differences,
+    interval,
+    measured_mean,
+    signed_tokens,
+    student_mean,
+    whole_repeats,
+)
 
 RECORDED = kept.BENCHMARKS / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
@@ -108,7 +117,7 @@ def memory_lengths() -> str:
         for part, text in TEXTS.items():
             for one in curves(model, part):
                 numbers = [str(getattr(one.summary, name)) for name in NUMBERS]
-                lines.append([short, f"{one.trained_length:,}", text, str(len(one.curve.copy)), *numbers])
+                lines.append([short, f"{one.trained_length:,}", text, str(whole_repeats(one.curve)), *numbers])
     return table(["model", "trained on", "text", "texts", *NUMBERS.values()], lines)
 
 
@@ -206,9 +215,10 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
 
 
 def over_texts(values: Sequence[float]) -> Interval:
-    """Return the mean of one value of each text, and its 95 % interval."""
-    low, high = interval(np.array(values)[:, None])
-    return float(np.mean(values)), float(low[0]), float(high[0])
+    """Return the mean of one value of each text, and its 95 % interval. NaN: not measured."""
+    found = np.array(values)[:, None]
+    low, high = interval(found)
+    return float(measured_mean(found)[0]), float(low[0]), float(high[0])
 
 
 def signed(mean: float, low: float, high: float) -> str:

@@ -190,9 +190,13 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
     return found
 
 
-def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, name: str) -> Interval:
+def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, name: str, tests: int = 1) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
-    bootstrap, quantiles Student's, as in `farspan.stats`. NaN, which meets no bound, where the base's is 0."""
+    bootstrap, quantiles Student's, as in `farspan.stats`. NaN, which meets no bound, where the base's is 0.
+
+    Args:
+        tests: the number of tests that Bonferroni's correction of the interval is for.
+    """
     assert curve is not None
     assert base is not None
     assert (base.targets == curve.targets).all(), "other documents"
@@ -201,7 +205,8 @@ def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, n
     if a == 0:
         return math.nan, math.nan, math.nan
     drawn_a, drawn_b = (stats.headlines_sampled(one, g)[name][0] for one in (base, curve))
-    half = float(student.ppf(0.975, len(g[0]) - 1) * np.std(drawn_b - b / a * drawn_a)) / a
+    texts = min(stats.repeats_of(base, name, a), stats.repeats_of(curve, name, b))
+    half = float(student.ppf(1 - 0.025 / tests, texts - 1) * np.std(drawn_b - b / a * drawn_a)) / a
     return b / a, b / a - half, b / a + half
 
 
@@ -320,9 +325,9 @@ def against_yarn(names: Sequence[str], model: str, out: Path, steps: int, repeat
         found[name] = [interval(more) for more in (gaps[1] - gaps[0]).T]
         for which, gap in zip(("base + yarn8", name), gaps, strict=True):
             index = ", ".join(f"{value:.3f}" for value in stats.memory_index(before if gap is gaps[0] else after))
-            lines.append([which, *(f"{value:.3f}" for value in gap.mean(0)), index])
+            lines.append([which, *(f"{value:.3f}" for value in stats.measured_mean(gap)), index])
         lines.append(["difference", *(f"{m:+.3f} [{low:.3f}, {high:.3f}]" for m, low, high in found[name]), ""])
-    head = [f"gap, {repeats} texts", *(f"{n:,}" for n in PAIRED_LENGTHS), "memory index at these"]
+    head = [f"gap, {stats.whole_repeats(before)} texts", *(f"{n:,}" for n in PAIRED_LENGTHS), "memory index at these"]
     print(f"\n{table(head, lines)}")
     return found
 
@@ -336,7 +341,8 @@ def draw(found: Mapping[str, Found], file: Path) -> None:
         indices = (curve.copy - curve.control) / (1 - stats.measured_mean(curve.control))
         style: Any = "dashed" if name.startswith("base") else "solid"
         for lines, x, values in ((nats, one.every.ends, one.every.by_bucket("nats")), (memory, curve.lengths, indices)):
-            lines.append(Line(name, x, values.mean(0), index, *stats.interval(values), style=style))
+            mean = stats.measured_mean(values)
+            lines.append(Line(name, x, mean, index, *stats.interval(values), style=style))
     size: dict[str, Any] = {"num_members": len(found)}
     window = Rule(f"trained length {WINDOW:,}", x=WINDOW)
     left = Figure(

@@ -200,7 +200,8 @@ def compared(found: dict[str, By], one: str, other: str) -> str:
     each = [difference(found[one][key], found[other][key]) for key in keys]
     lines = []
     for key, (means, said, _), p in zip(keys, each, holm([chance for *_, chance in each]), strict=True):
-        given = [key[0], key[1], f"{key[2]:,}", f"{len(found[one][key])}", *(f"{value:.3f}" for value in means)]
+        texts = len(found[one][key].keys() & found[other][key].keys())
+        given = [key[0], key[1], f"{key[2]:,}", f"{texts}", *(f"{value:.3f}" for value in means)]
         lines.append([*given, said, "–" if p is None else f"{p:.2g}"])
     return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], lines)
 

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -307,6 +308,23 @@ def test_an_interval_that_is_narrow_enough_is_decided() -> None:
     more, hopeless = undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.15), 512, 32)
     assert (more, hopeless) == ((200, 300), {"reach"})
     assert undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.5), 512, 32)[1] >= {"half_life"}
+
+
+def test_repeats_without_a_result_do_not_count_for_showing_a_memory() -> None:
+    """Four whole repeats do not show a half-life; eight that failed do not make them twelve."""
+    lengths = [100, 200, 300, 400]
+    curve = a_curve([0.6, 0.5, 0.3, 0.2], lengths, repeats=4)
+    four = replace(curve, copy=curve.copy + np.array([[-0.5], [-0.4], [0.1], [0.8]]))
+    none = np.full((8, 4), np.nan)
+    failed = replace(
+        four,
+        copy=np.concatenate([four.copy, none]),
+        control=np.concatenate([four.control, none]),
+        targets=np.full((12, 4), ""),
+    )
+    assert not stats.exceeds(four, "gap", stats.JOINT_LEVEL)
+    assert set(undecided(four, 512, 32)[0]) >= {100, 200}
+    assert undecided(failed, 512, 32) == undecided(four, 512, 32)
 
 
 def test_a_threshold_that_rests_on_one_repeat_is_undecided() -> None:

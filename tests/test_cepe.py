@@ -441,7 +441,14 @@ def test_a_forward_that_fails_leaves_no_context_behind() -> None:
         assert torch.equal(model(input_ids=ids).logits, expected)
 
 
-@pytest.mark.parametrize("more", [{"context_offset": 8}, {"context_attention_mask": torch.ones(1, 2, 8)}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"context_offset": 8},
+        {"context_attention_mask": torch.ones(1, 2, 8)},
+        {"context_padding_mask": torch.ones(1, 2, 8)},
+    ],
+)
 def test_a_mask_and_an_offset_without_ids_of_a_context_are_refused(more: dict[str, Any]) -> None:
     model, ids = tiny_cepe(), some_ids(1, 5)
     for given in ({}, {"context": model.encode_context(some_ids(1, 2, 8))}):

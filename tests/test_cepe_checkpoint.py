@@ -326,6 +326,8 @@ def test_contexts_that_cannot_be_read_say_why() -> None:
             model(input_ids=ids, context_input_ids=wrong)
     with pytest.raises(ValueError, match="give one shape"):
         model.encode_context(some_ids(2, 3, 8), torch.ones(2, 8))
+    with pytest.raises(ValueError, match="the mask of a context has shape"):
+        model.encode_context(some_ids(2, 3, 8), padding_mask=torch.ones(2, 8))
     with pytest.raises(ValueError, match="mode of a context 'cach' is unknown"):
         model.encode_context(some_ids(2, 3, 8), mode="cach")
     with torch.no_grad():

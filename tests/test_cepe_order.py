@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_train import numbered
@@ -22,6 +23,7 @@ from farspan.cepe.order import ContextOrder
 from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.train.cepe import opened, prepare, terms, train
+from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings
 from farspan.train.progress import TrainingWatch
 
 from cepe_models import added_parameters, some_ids, tiny_cepe, tiny_encoder
@@ -87,25 +89,29 @@ def test_untrained_order_changes_no_logit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", [1, 2])
-def test_each_mode_reads_the_states_with_order_and_masked_tokens_count(kind: str, layers: int) -> None:
+@pytest.mark.parametrize("padded", [True, False])
+def test_each_mode_reads_the_states_with_order_and_tokens_count_but_not_padding(
+    kind: str, layers: int, padded: bool
+) -> None:
     """Also that only the last layers read them: the twin adds the vectors by hand to the states of each layer."""
     model, plain = ordered(kind, layers=layers), tiny_cepe()
     ids, context, mask = some_ids(2, 12), some_ids(2, 3, 8, seed=1), mask_of(2, 3, 8)
-    offset = torch.tensor([0, 16])
+    padding, offset = None if padded else torch.ones_like(mask), torch.tensor([0, 16])
     with torch.no_grad():
         states = plain.encode_context(context, mask).states[0]
         added = torch.zeros_like(states)
         for row in range(2):
             seen = [t for t in range(24) if mask[row].flatten()[t]]
             for place, token in enumerate(seen):
-                added[row, place] = naive(model.context_order, 24 - token + int(offset[row]), 8)
+                distance = len(seen) - place if padded else 24 - token
+                added[row, place] = naive(model.context_order, distance + int(offset[row]), 8)
         expected = plain.encode_context(context, mask)
         expected.states = (states,) * (2 - layers) + (states + added,) * layers
         expected = plain(input_ids=ids, context=expected).logits
         without = plain(input_ids=ids, context=plain.encode_context(context, mask)).logits
         assert (expected - without).abs().max() > 0.01
         for mode in cepe.MODES:
-            read = model.encode_context(context, mask, offset=offset, mode=mode)
+            read = model.encode_context(context, mask, padding_mask=padding, offset=offset, mode=mode)
             torch.testing.assert_close(model(input_ids=ids, context=read).logits, expected, rtol=2e-4, atol=2e-4)
             if layers == 1:
                 assert read.num_bytes < 2.5 * states.nbytes + 100_000
@@ -249,13 +255,71 @@ def test_a_training_begins_with_the_warm_ups_model_and_moves_the_order(settings:
         rows, same = (prepare(s, m, TrainingWatch()) for s, m in ((chosen, lm), (plain, before)))
         batch, unordered = (default_collate([r[i] for i in range(4)]) for r in (rows, same))
         assert all(torch.equal(batch[name], tensor) for name, tensor in unordered.items())
-        assert batch.keys() - unordered.keys() == {"context_offset"}
+        assert batch.keys() - unordered.keys() == {"context_offset", "context_padding_mask"}
         with torch.no_grad():
             one, other = terms(lm.model, lm.model, batch), terms(before.model, before.model, unordered)
         assert torch.equal(one["nats"], other["nats"])
         train(chosen)
         assert added(chosen)[f"context_order.{kind}.weight"].any()
         assert order_of(farspan.load(chosen.out, device="cpu").model.config) == kind
+
+
+class Passages:
+    """An index of passages of 1, 2, ... 7 tokens, the best of which depend on the query."""
+
+    documents = np.full(7, -1)
+
+    def __len__(self) -> int:
+        return 7
+
+    def passage(self, number: int) -> str:
+        return " ".join(str(40 * number + i + 1) for i in range(number + 1))
+
+    def search(self, queries: list[str], count: int) -> tuple[np.ndarray, np.ndarray]:
+        order = np.random.default_rng(len(queries[0])).permutation(7)[None, :count]
+        return order, np.zeros(order.shape)
+
+
+class Numbers:
+    """A tokenizer of numbers."""
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+
+def retrieved(*, chunks: int, longest: int, noise: NoiseSettings | None = None) -> DocumentRows:
+    """Windows after the passages that match them best, in chunks of 6 tokens."""
+    data = DocumentSettings(
+        text="t", decoder=12, chunks=chunks, chunk=6, mixture={"retrieved": 1.0}, index="i", query=4
+    )
+    more: Any = {"index": Passages(), "tokenizer": Numbers(), "noise": noise, "longest": longest}
+    return DocumentRows(numbered(299), data, samples=8, separator=(0,), seed=0, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunks", [4, 8])  # 8: more than there are passages, so that one is empty
+def test_training_and_method_read_passages_of_any_length_at_the_same_distances(
+    kind: str, chunks: int, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    lm = wrap(ordered(kind), tokenizer, "ordered")
+    rows, lengths = retrieved(chunks=chunks, longest=chunks * 6), set()
+    with method("cepe:chunk=6,decoder_window=32").on(lm) as reader, torch.no_grad():
+        for row in map(rows.__getitem__, range(8)):
+            given = terms(lm.model, lm.model, default_collate([row]))["nats"]
+            pairs = zip(row["context_input_ids"], row["context_attention_mask"], strict=True)
+            passages = [ids[None, : int(seen.sum())] for ids, seen in pairs if seen.any()]
+            lengths |= {passage.shape[1] for passage in passages}
+            memory = reader.read(*passages, head=row["input_ids"][None, :5])  # separator and query
+            torch.testing.assert_close(given, memory.score(row["input_ids"][None, 5:]).nats.mean())
+    assert lengths == {1, 2, 3, 4, 5, 6}
+    hidden = retrieved(chunks=chunks, longest=chunks * 6, noise=NoiseSettings(rate=1.0))
+    assert all(torch.equal(hidden[i]["context_padding_mask"], rows[i]["context_padding_mask"]) for i in range(8))
+    assert any(
+        not torch.equal(hidden[i]["context_attention_mask"], rows[i]["context_attention_mask"]) for i in range(8)
+    )
 
 
 def test_offsets_are_whole_chunks_up_to_the_range_as_often_in_each_octave() -> None:

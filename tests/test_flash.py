@@ -69,3 +69,9 @@ def test_a_kernel_takes_neither_gradients_nor_mixed_dtypes():
     with torch.no_grad():
         assert not takes(query, key.bfloat16(), value.bfloat16())
         assert not takes(query, key, value[..., :16])
+
+
+def test_a_single_part_is_not_copied():
+    with torch.no_grad():
+        part = flash(*tensors("cpu", torch.bfloat16))
+    assert joined([part]) is part[0]

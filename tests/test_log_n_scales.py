@@ -11,11 +11,12 @@ import torch
 from test_smt import Make, settings  # noqa: F401
 from test_temperature import log_n
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import farspan
 from farspan import doctor
-from farspan.lm import LM
+from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.train.smt import train
 from farspan.train.temperature import PARAMETER, save_scales, scale_queries
@@ -38,6 +39,23 @@ def file(tmp_path: Path) -> Callable[[Any], Path]:
         return path
 
     return written
+
+
+class OnCpu(TorchDispatchMode):
+    """Counts operations on tensors in the CPU's memory."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += any(isinstance(one, Tensor) and one.device.type == "cpu" for one in args)
+        return function(*args, **(kwargs or {}))
+
+
+def test_scales_are_copied_to_the_models_device_once_and_not_in_every_layer(file: Any, tokenizer: Any) -> None:
+    lm = wrap(tiny_model().to("meta"), tokenizer, "tiny")
+    with method(f"temperature:scales={file(SOME)}").on(lm) as reader, OnCpu() as copies:
+        reader.attention.factor(torch.arange(3, device="meta"), 0)
+    assert copies.count == 0
 
 
 def scaled_weights(scales: list[list[float]], original: int) -> Callable[[int, list[int], Tensor], Tensor]:

@@ -65,6 +65,32 @@ def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
         assert memory_recipes.times(some, some, name)[0] == 1
 
 
+def test_an_interrupted_run_counts_the_texts_that_have_copy_and_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its curves have a row for each text of which a half was measured; intervals are those of the whole texts alone,
+    up to the random numbers of the bootstrap."""
+    size, recorded = memory_recipes.SIZES["demo"], memory_recipes.rows_of
+    monkeypatch.setattr(memory_recipes, "rows_of", lambda *of: [row for row in recorded(*of) if row.repeat < 5])
+    monkeypatch.setattr(memory_recipes, "curve_of", memory_recipes.curve_of.__wrapped__)
+    curves = [memory_recipes.curve_of(size, how, "nested") for how in ("full", size.untrained[1])]
+    alone = []
+    for one in curves:
+        whole = one.whole.any(1)
+        assert (len(one.copy), whole.sum()) == (6, 4)
+        assert one.whole[whole].all()
+        alone.append(replace(one, copy=one.copy[whole], control=one.control[whole], targets=one.targets[whole]))
+    texts = {line.split(" | ")[2] for line in memory_recipes.nested(size).splitlines()[2:]}
+    assert texts == {"4"}
+    for tests in (1, 5):
+        found, expected = (memory_recipes.times(b, a, "span", tests) for a, b in (curves, alone))
+        assert found[0] == pytest.approx(expected[0], rel=1e-12)
+        assert found[2] - found[1] == pytest.approx(expected[2] - expected[1], rel=0.05)
+    gaps = (curves[0].copy - curves[0].control)[:, 0]
+    some = alone[0].copy[:, 0] - alone[0].control[:, 0]
+    assert memory_recipes.interval(gaps) == pytest.approx(memory_recipes.interval(some), rel=1e-12)
+    over_texts = memory_recipes.real_tables.over_texts
+    assert over_texts(gaps.tolist()) == pytest.approx(over_texts(some.tolist()), rel=1e-12)
+
+
 def test_the_heads_that_copy_are_those_that_the_recipe_trains(lm: LM) -> None:
     demo = load("demo", dtype="float32", attention="eager")
     assert tuple(memory_recipes.copying_heads(demo)) == memory_recipes.SIZES["demo"].heads

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import farspan
+from farspan.stats import MeasuredCurve
 from farspan.text.corpora import Corpus, load
 from farspan.train.config import read_config
 from farspan.train.lm import LmSettings, train
@@ -373,6 +375,29 @@ def test_several_processes_are_refused(settings: Callable[..., LmSettings], monk
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 llama_xl: Any = importlib.import_module("llama_xl")
+
+
+def test_a_ratio_has_the_degrees_of_freedom_of_the_texts_that_were_measured() -> None:
+    lengths, texts = np.array([64, 128, 256]), np.full((4, 3), "text")
+    rng = np.random.default_rng(0)
+    control = np.full((4, 3), 0.1)
+    few = [
+        MeasuredCurve(lengths, lengths, high + rng.uniform(0, 0.2, (4, 3)), control, {}, lengths, texts)
+        for high in (0.5, 0.6)
+    ]
+    more = np.full((9, 3), np.nan)  # texts of which only a half was measured
+    with_halves = [
+        replace(
+            one,
+            copy=np.concatenate([one.copy, more]),
+            control=np.concatenate([control, more]),
+            targets=np.full((13, 3), "text"),
+        )
+        for one in few
+    ]
+    found, expected = (np.log(llama_xl.ratio([a], [b], "span")) for a, b in (with_halves, few))
+    assert found[0] == pytest.approx(expected[0])
+    assert found[2] - found[1] == pytest.approx(expected[2] - expected[1], rel=0.05)
 
 
 def test_the_tables_of_the_page_are_those_of_the_recorded_rows() -> None:

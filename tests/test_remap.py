@@ -1,5 +1,6 @@
 """Self-Extend and dual chunk attention against their equations, pair by pair; what they refuse."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from farspan.demo import embedded_model
 from farspan.hf import attend, remap
 from farspan.lm import LM
 from farspan.methods import method
+from farspan.methods.dca import Chunked
+from farspan.methods.selfextend import Grouped
 from farspan.text import corpora
 
 from naive import by_pairs
@@ -81,6 +84,75 @@ def test_the_kernel_and_the_plain_scores_give_the_same(
     monkeypatch.setattr(attend.Call, "scores", measured)
     same(nats_by(text, lm, ids, 1024), expected)
     assert max(sizes) <= 4 * 32 * 130
+
+
+def by_formula(call: attend.Call, positions: Positions) -> Tensor:
+    """The attention of a call, query by query, each pair rotated to its positions, in float64."""
+    out, missing = torch.zeros(call.query.shape, dtype=torch.float64), call.num_missing
+    for t in range(call.query.shape[3]):
+        i = call.start + t
+        first = 0 if call.layer.window is None else i - call.layer.window + 1
+        seen = list(range(max(missing, first), i + 1))
+        held = [j - missing for j in seen]
+        query = call.query[..., t, None, :].double().expand(*call.query.shape[:3], len(seen), -1)
+        key, value = (x[:, :, None, held].double() for x in (call.key, call.value))
+        if (inv_freq := call.layer.inv_freq) is not None:
+            to = torch.tensor([positions(i, j) for j in seen])
+            own = torch.tensor([(i, j) for j in seen])
+            query = attend.turned(query, *(p[:, :1].double() * inv_freq for p in (own, to)))
+            key = attend.turned(key, *(p[:, 1:].double() * inv_freq for p in (own, to)))
+        weights = call.capped((query * key).sum(-1) * call.scale).softmax(-1)
+        out[..., t, :] = (weights[..., None] * value).sum(-2)
+    return out
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_attention_is_that_of_the_formula_under_windows_and_dropped_keys(
+    seed: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of single tokens, of chunks shorter than the window, of all kinds of heads and with capped scores."""
+    monkeypatch.setattr(remap, "FUSED_QUERIES", 8)
+    monkeypatch.setattr(attend, "SMALLEST_BLOCK", 4)
+    monkeypatch.setitem(attend.SCORES_AT_ONCE, "cpu", 3000)
+    if not fused:
+        monkeypatch.setattr(remap, "takes", lambda *given: False)
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(40):
+        start, time, window = rng.choice([0, 5, 40, 90]), rng.choice([1, 2, 7, 33]), rng.choice([None, 1, 3, 17, 64])
+        kept = start if window is None else rng.choice([min(start, window - 1), start])
+        batch, (heads, groups) = rng.choice([1, 2]), rng.choice([(1, 4), (2, 2), (3, 1)])
+        key, value = torch.randn(2, batch, heads, kept + time, 8)
+        layer = attend.Layer(0, rng.choice([attend.frequencies(100.0, 8), attend.frequencies(100.0, 4), None]), window)
+        call = attend.Call(torch.randn(batch, heads, groups, time, 8), key, value, 0.4, rng.choice([None, 3.0]), layer,
+                           start, None)  # fmt: skip
+        group, near, chunk = rng.choice([1, 3, 8]), rng.choice([1, 5, 33]), rng.choice([1, 7, 30])
+        local = rng.choice([0, chunk // 6, chunk - 1])
+        with torch.no_grad():
+            for given, expected in (
+                (remap.in_place(call), lambda i, j: (i, j)),
+                (remap.remapped(call, Grouped(group, near)), grouped(group, near)),
+                (remap.remapped(call, Chunked(chunk, local)), chunked(chunk, local)),
+            ):
+                torch.testing.assert_close(given.double(), by_formula(call, expected), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"), [("temperature:original=7", 1), ("selfextend:group=3,window=14", 2), ("dca:chunk=30,local=5", 3)]
+)
+def test_a_single_token_attends_to_each_piece_in_one_call_of_the_kernel(
+    text: str, parts: int, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, own = [], remap.flash
+    monkeypatch.setattr(remap, "flash", lambda *given, **how: calls.append(how) or own(*given, **how))
+    ids = some_ids(1, 80)
+    with method(text).on(lm) as reader:
+        memory = reader.read(ids)
+        calls.clear()
+        memory.score(ids[:, :2])  # one token is fed
+    assert len(calls) == parts * lm.num_layers
+    assert not any(how["causal"] or how["mirrored"] for how in calls)
 
 
 FOUR = torch.arange(2048)  # tokens, four trained lengths of the embedded model

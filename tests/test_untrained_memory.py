@@ -47,6 +47,13 @@ def test_the_seeds_of_a_recipe_are_averaged_by_text_before_they_are_paired(tmp_p
     ]  # fmt: skip
 
 
+def test_the_texts_of_a_difference_are_those_that_both_have() -> None:
+    by = {("curve", "library", 2048): {f"text {n}": n / 10 for n in range(6)}}
+    fewer = {key: {text: value / 2 for text, value in list(of.items())[:4]} for key, of in by.items()}
+    line = untrained_memory.compared({"new": by, "yarn8": fewer}, "new", "yarn8").splitlines()[-1]
+    assert line.split(" | ")[3] == "4"
+
+
 def test_models_are_given_with_the_name_of_their_recipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,7 +146,7 @@ class CrossAttention(nn.Module):
         if self.k_norm is not None:
             gain, centred = _linear_part(self.k_norm, states, heads, self.shape.dim)
             query = query * gain[:, None]
-            query = query - query.mean(-1, keepdim=True) if centred else query
+            query = query - centred * query.mean(-1, keepdim=True)
             if self.k_proj.bias is not None:
                 constant = query @ self.k_proj.bias.view(1, heads, -1, 1)
             factor = self._factor(states, context, gain, centred)  # [rows, key heads, 1, tokens]
@@ -166,14 +166,14 @@ class CrossAttention(nn.Module):
         out = torch.cat(parts, 2) @ value_weight.mT
         return out if self.v_proj.bias is None else out + self.v_proj.bias.view(1, heads, 1, -1)
 
-    def _factor(self, states: Tensor, context: Context, gain: Tensor, centred: bool) -> Tensor:
+    def _factor(self, states: Tensor, context: Context, gain: Tensor, centred: Tensor) -> Tensor:
         """Return the factor of the k-norm for each token's key, [rows, key heads, 1, tokens]."""
         if self.from_end in context.scales and not torch.is_grad_enabled():
             return context.scales[self.from_end]
         assert self.k_norm is not None
         raw = self.k_proj(states).view(*states.shape[:2], self.shape.key_heads, self.shape.dim)
         shift = _normed(self.k_norm, torch.zeros_like(raw[:1, :1]))
-        plain = (raw - raw.mean(-1, keepdim=True) if centred else raw) * gain
+        plain = (raw - centred * raw.mean(-1, keepdim=True)) * gain
         along = ((_normed(self.k_norm, raw) - shift) * plain).float().sum(-1)
         factor = (along / plain.float().square().sum(-1).clamp_min(1e-30)).permute(0, 2, 1)[:, :, None]
         if not torch.is_grad_enabled():
@@ -194,13 +194,13 @@ def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) ->
     return norm(x)
 
 
-def _linear_part(norm: nn.Module, like: Tensor, heads: int, dim: int) -> tuple[Float[Tensor, "heads dim"], bool]:
+def _linear_part(norm: nn.Module, like: Tensor, heads: int, dim: int) -> tuple[Float[Tensor, "heads dim"], Tensor]:
     """Return the gain of a norm x -> gain · x / size(x) + shift, and whether it is centred: x - mean(x) in place of
-    x (LayerNorm)."""
+    x (LayerNorm). The latter is a tensor: to read it, the host would wait for a GPU in every layer."""
     zero = next(norm.parameters(), like).new_zeros(1, 1, heads, dim)
     shift = _normed(norm, zero)
     signs = torch.ones_like(zero)
     signs[..., 1::2] = -1  # of mean 0 and mean square 1
     gain = (_normed(norm, 1e3 * signs) - shift) * signs
     ones = _normed(norm, 1e3 * torch.ones_like(zero)) - shift
-    return gain[0, 0], bool(ones.abs().max() < 0.5 * gain.abs().max())
+    return gain[0, 0], ones.abs().max() < 0.5 * gain.abs().max()

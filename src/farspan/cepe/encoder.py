@@ -25,6 +25,7 @@ def encode(
     ids: Int[Tensor, "rows chunks length"],
     mask: Int[Tensor, "rows chunks length"] | None = None,
     *,
+    padding_mask: Int[Tensor, "rows chunks length"] | None = None,
     num_states: int = 1,
     order: ContextOrder | None = None,
     offset: int | Int[Tensor, "rows"] = 0,
@@ -38,19 +39,23 @@ def encode(
 
     Args:
         mask: 0 for tokens to leave out; None: there are none.
+        padding_mask: 0 for padding, which does not count in the distances of `order`, 1 for tokens, left out or not;
+            None: all tokens that are left out are padding.
         num_states: the number of encoder layers, the last ones, whose states are returned.
         order: adds vectors for the distance from the decoder to the states; None: nothing is added.
-        offset: tokens between the context and the decoder, for `order`. Masked tokens count in a distance.
+        offset: tokens between the context and the decoder, for `order`.
         mode, budget: see `Context`.
 
     Raises:
         ValueError: ids of another shape or device, no ids, chunks longer than the encoder's window, ids that the
             encoder does not have, or a context beyond the range of `order`.
     """
-    _check(encoder, ids, mask)
+    _check(encoder, ids, mask, padding_mask)
     rows, chunks, length = ids.shape
     if order is not None:
-        distances = torch.arange(chunks * length, 0, -1, device=ids.device)
+        tokens = torch.ones_like(ids) if mask is None else mask
+        tokens = (tokens if padding_mask is None else padding_mask).reshape(rows, -1).ne(0)
+        distances = tokens.flip(1).cumsum(1).flip(1)  # 1 for the last token
         distances = distances + torch.as_tensor(offset, device=ids.device).reshape(-1, 1).expand(rows, 1)
         order.check(int(distances.max()))
     flat, at_once = ids.reshape(-1, length), max(1, TOKENS_AT_ONCE // length)
@@ -108,13 +113,14 @@ def window_of(encoder: Any) -> int | None:
     return getattr(encoder.config, "max_position_embeddings", None)
 
 
-def _check(encoder: Any, ids: Tensor, mask: Tensor | None) -> None:
+def _check(encoder: Any, ids: Tensor, *masks: Tensor | None) -> None:
     if ids.dim() != 3:
         raise ValueError(f"the ids of a context have shape {tuple(ids.shape)}: expected [batch, chunks, length]")
-    if mask is not None and mask.shape != ids.shape:
-        raise ValueError(
-            f"the mask of a context has shape {tuple(mask.shape)}, its ids {tuple(ids.shape)}: give one shape"
-        )
+    for mask in masks:
+        if mask is not None and mask.shape != ids.shape:
+            raise ValueError(
+                f"the mask of a context has shape {tuple(mask.shape)}, its ids {tuple(ids.shape)}: give one shape"
+            )
     if ids.numel() == 0:
         raise ValueError(f"the context is empty, of shape {tuple(ids.shape)}: leave it out to read without one")
     limit = window_of(encoder)

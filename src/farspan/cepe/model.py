@@ -19,7 +19,7 @@ from farspan.cepe.saving import is_added, save
 from farspan.hf import decoder_of
 
 CONTEXT = ("context", "context_input_ids", "context_attention_mask", "encoder_input_ids", "encoder_attention_mask",
-           "context_offset")  # fmt: skip
+           "context_padding_mask", "context_offset")  # fmt: skip
 FP32 = ("encoder", "cross_attn", "context_order")  # added modules, which can stay in float32 over a base in bfloat16
 
 
@@ -105,6 +105,7 @@ class CepeModel:
         ids: Int[Tensor, "batch chunks length"],
         mask: Int[Tensor, "batch chunks length"] | None = None,
         *,
+        padding_mask: Int[Tensor, "batch chunks length"] | None = None,
         offset: int | Int[Tensor, "batch"] = 0,
         mode: Mode = "auto",
         budget: int = BUDGET,
@@ -113,6 +114,8 @@ class CepeModel:
 
         Args:
             mask: 0 for tokens to leave out; default: none are left out.
+            padding_mask: 0 for padding, 1 for tokens, left out or not; used only by a model with order, which counts
+                tokens and no padding. Default: all tokens that are left out are padding.
             offset: tokens between the context and the decoder; used only by a model with order.
             mode: how the cross-attention uses the context, see `Context`.
             budget: bytes of keys and values that mode `auto` may keep; default 1 GiB.
@@ -121,8 +124,9 @@ class CepeModel:
             ValueError: an empty context, chunks longer than the encoder's window, another device, unknown tokens, or
                 a context beyond the range of the model's order.
         """
-        how: dict[str, Any] = {"order": self.context_order, "offset": offset, "mode": mode, "budget": budget}
-        return encode(self.encoder, ids, mask, num_states=fields.num_states(self.config), **how)
+        order: dict[str, Any] = {"order": self.context_order, "padding_mask": padding_mask, "offset": offset}
+        how: dict[str, Any] = {"num_states": fields.num_states(self.config), "mode": mode, "budget": budget}
+        return encode(self.encoder, ids, mask, **order, **how)
 
     def attending(self: Any, context: Context | None) -> AbstractContextManager[None]:
         """Return a context manager, inside which each forward pass of the model, or of its decoder alone, reads this
@@ -151,17 +155,18 @@ class CepeModel:
 
     def _context(self: Any, kwargs: dict[str, Any]) -> Context | None:
         """Remove the context from the arguments of a call and return it."""
-        context, ids, mask, other_ids, other_mask, offset = (kwargs.pop(name, None) for name in CONTEXT)
+        context, ids, mask, other_ids, other_mask, padding, offset = (kwargs.pop(name, None) for name in CONTEXT)
         if sum(given is not None for given in (context, ids, other_ids)) > 1:
             raise ValueError("give one of context, context_input_ids and encoder_input_ids, not several")
         ids = other_ids if ids is None else ids
         if ids is None:
-            if any(given is not None for given in (mask, other_mask, offset)):
+            if any(given is not None for given in (mask, other_mask, padding, offset)):
                 raise ValueError(
                     "masks and context_offset are for context_input_ids: give them to encode_context instead"
                 )
             return context
-        return self.encode_context(ids, other_mask if mask is None else mask, offset=0 if offset is None else offset)
+        order: dict[str, Any] = {"padding_mask": padding, "offset": 0 if offset is None else offset}
+        return self.encode_context(ids, other_mask if mask is None else mask, **order)
 
     def save_pretrained(self: Any, save_directory: Any, *, adapter_only: bool = False, **kwargs: Any) -> None:
         """Write config and weights in the authors' layout; with `adapter_only`, write the added weights, and the base's

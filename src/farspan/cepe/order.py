@@ -11,8 +11,9 @@ chunk, through the encoder, does the model see which token follows another. The 
 2017 (arXiv 1706.03762, section 3.5), with the range R in place of 10,000: s(d + 1) is a rotation of s(d), so that the
 value read at one token can become the query for the next.
 
-Distances are counted back from the decoder, so they mean the same in a context of any length. If they were counted from
-the beginning of the context, the newest chunk would have a different vector in each context. W and u are zero at first,
+Distances are counted back from the decoder, in tokens without padding, so they mean the same in a context of any
+length. If they were counted from the beginning of the context, the newest chunk would have a different vector in each
+context. W and u are zero at first,
 so the outputs do not change until they are trained. The vectors are added to the states, so all modes of the
 cross-attention stay exact.
 """

@@ -55,6 +55,7 @@ class CustomAttention(Scope):
         self.padding = padding  # whether a padded batch can be read when the model is called directly
         self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
         self.offset: int | None = None  # position of the first query, from the model's masks, when called directly
+        self.gapless: Tensor | None = None  # positions of this forward that an earlier layer has checked
         # of queries, from their positions and the layer; None: all are 1
         self.factor: Callable[[Tensor, int], Tensor] | None = None
 
@@ -79,7 +80,7 @@ class CustomAttention(Scope):
     def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Return the padding mask [batch, keys] of a model called directly; None without padding."""
         offset = kwargs.get("q_offset")
-        self.offset = None if offset is None else int(offset)
+        self.offset, self.gapless = None if offset is None else int(offset), None
         return flash_attention_mask(*args, **kwargs)
 
     def __call__(
@@ -136,8 +137,10 @@ class CustomAttention(Scope):
             raise ValueError(f"{self.name} has a mask of its own: leave out attention masks that are not [batch, time]")
         if mask is not None and not self.padding:
             raise ValueError(f"{self.name} reads rows of one length: leave out the padding, or read rows one by one")
-        if mask is None and positions is not None and bool((positions.diff(dim=-1) != 1).any()):
-            raise ValueError(f"{self.name} reads one text in each row: positions {positions.tolist()} have gaps")
+        if mask is None and positions is not None and positions is not self.gapless:
+            if bool((positions.diff(dim=-1) != 1).any()):
+                raise ValueError(f"{self.name} reads one text in each row: positions {positions.tolist()} have gaps")
+            self.gapless = positions
         missing = 0 if self.offset is None else self.offset + query.shape[2] - key.shape[2]
         only_near = self.padding or (self.shape is not None and keeps_to_its_own(layer, self.shape))
         if missing < 0 or (missing and not only_near):

@@ -31,11 +31,15 @@ class PrefixMask:
         """Return the parts of a boolean mask (True: visible) or an additive one; None if it has other gaps."""
         time, keys = mask.shape[-2:]
         before = keys - time
-        visible = mask if mask.dtype == torch.bool else mask == 0
-        if before <= 0 or not bool(visible[..., :before].all()):
+        if before <= 0:
             return None
+        visible = mask if mask.dtype == torch.bool else mask == 0
         own = visible[..., before:]
-        if bool((own == own.new_ones(time, time).tril()).all()):
+        causal = (own == own.new_ones(time, time).tril()).all()
+        is_whole, is_causal = torch.stack([visible[..., :before].all(), causal]).tolist()  # one wait for a GPU
+        if not is_whole:
+            return None
+        if is_causal:
             return cls(before, None)
         if mask.dtype != torch.bool:
             return cls(before, mask[..., before:].to(dtype))

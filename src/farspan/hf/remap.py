@@ -62,7 +62,6 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
     if (inv_freq := call.layer.inv_freq) is None:
         remap, inv_freq = InPlace(), torch.empty(0)
     missing, end = call.num_missing, call.start + call.query.shape[3]
-    held = torch.arange(missing, end, device=call.key.device)
     fused = call.softcap is None and takes(call.query, call.key, call.value)
     moved: Tensor | None = None
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
@@ -78,7 +77,8 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
             key = call.key
             if piece.moved:
                 if moved is None:
-                    some = held[: max(0, end - piece.nearest - missing)]  # no query sees a later one moved
+                    # no query sees a later one moved
+                    some = _positions(call, range(missing, max(missing, end - piece.nearest)))
                     before, after = angles(some, inv_freq), angles(remap.key(some), inv_freq)
                     moved = turned(call.key[:, :, : len(some)], before, after)
                 key = moved
@@ -112,8 +112,9 @@ def _positions(call: Call, some: range) -> Int[Tensor, "some"]:
 
 def _visible(call: Call, piece: Piece, here: range, split: bool) -> Iterator[Piece]:
     """Yield the part of a piece that is held and in reach. `split`: divide it into keys that all queries see and
-    others, for a kernel that is faster without a mask."""
+    others, for a kernel that is faster without a mask. One query sees all of them."""
     first, last = here[0], here[-1]
+    split = split and first < last
     limits = [limit for limit in (piece.farthest, call.layer.window) if limit is not None]
     farthest = min(limits, default=last + 1)  # no key is so far away
     start = max(piece.start, call.num_missing, first - farthest + 1)

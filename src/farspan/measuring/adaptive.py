@@ -203,7 +203,8 @@ def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tupl
         else:
             more |= set(stats.between(measured, value))
     half_life, _ = values["half_life"]
-    if half_life > 0 and len(measured.copy) < SHOWN_BY and not stats.exceeds(measured, "gap", stats.JOINT_LEVEL):
+    few = stats.whole_repeats(measured) < SHOWN_BY
+    if half_life > 0 and few and not stats.exceeds(measured, "gap", stats.JOINT_LEVEL):
         more |= {length for length in measured.lengths.tolist() if length <= stats.between(measured, half_life)[1]}
     return tuple(sorted(more)), hopeless
 

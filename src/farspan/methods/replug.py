@@ -198,6 +198,10 @@ class MixtureMemory(BaseMemory):
             yield expect
 
     def _log_weights(self) -> Float[Tensor, "batch passes"]:
+        # on the device: a copy for every block of logits, or new token, would wait for it
+        return self._weights_on_cpu().to(self.lm.device)
+
+    def _weights_on_cpu(self) -> Float[Tensor, "batch passes"]:
         if self.weights is not None:
             return self.weights.log()
         count = len(self.passes)

@@ -83,6 +83,7 @@ class Temperature(Method):
         original, scales = self.original, None
         if self.scales is not None:
             trained, scales = self._scales(lm, self.scales)
+            scales = scales.to(lm.device)  # a copy from the CPU in every layer would wait for the device
             original = original or trained
         # of the model as it was loaded: a RoPE method reports a longer trained length
         if (original := original or lm.identity.get("trained_length")) is None or original < 2:

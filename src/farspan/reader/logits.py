@@ -77,7 +77,9 @@ def _scores(logits: Float[Tensor, "rows vocabulary"], target: Int[Tensor, "rows"
     rank = torch.gt(logits, above, out=torch.empty_like(logits)).sum(-1).long() - largest[:, 0].long()
     # logits rounded to 16 bits tie; greedy decoding takes the first of the largest, and only that one has rank 0
     tied = largest[:, 0] & (rank > 0)
-    if bool(tied.any()):
+    if logits.device.type != "cpu":  # of all rows: to learn whether there are any, the host would wait for the device
+        rank = (logits.argmax(-1) != target).long().where(tied, rank)
+    elif bool(tied.any()):
         rank[tied] = (logits[tied].argmax(-1) != target[tied]).long()
     return nats, rank.masked_fill(nats.isnan(), -1)
 

@@ -20,6 +20,7 @@ from farspan.stats.forgetting_curves import (
     shortest_judged,
     unpacked,
     version_label,
+    whole_repeats,
 )
 from farspan.stats.headlines import (
     BOOTSTRAPS,

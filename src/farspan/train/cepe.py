@@ -277,7 +277,7 @@ def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
     """Return the decoder's last hidden states, [batch, time, hidden], and its output object, which holds them."""
-    names = ("input_ids", "context_input_ids", "context_attention_mask", "context_offset")
+    names = ("input_ids", "context_input_ids", "context_attention_mask", "context_padding_mask", "context_offset")
     inputs = {name: batch[name] for name in names if name in batch}
     return last_hidden(model, core, **inputs, use_cache=False)
 

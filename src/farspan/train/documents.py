@@ -93,7 +93,8 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
     """Windows as the decoder's tokens and the encoder's chunks.
 
     A sample has `input_ids` and `labels` [separator + n], `context_input_ids` and `context_attention_mask` [k, L], and
-    with `longest` `context_offset`, the tokens between context and decoder.
+    with `longest` `context_padding_mask` [k, L], 0 where a passage is shorter than a chunk, and `context_offset`, the
+    tokens between context and decoder.
 
     Args:
         samples: the number of samples.
@@ -187,8 +188,9 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         if kind == "retrieved":
             context, seen = self._retrieved(decoder[: settings.query], touched)
             predicted = settings.query
+        there = seen  # also tokens that noise hides
         if self.noise is not None:
-            seen &= noise(settings.chunks, settings.chunk, self.noise, rng)
+            seen = seen & noise(settings.chunks, settings.chunk, self.noise, rng)
         labels = np.concatenate([self.before, decoder])
         labels[: len(self.before) + predicted] = NOT_A_TARGET
         sample = {
@@ -198,6 +200,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
             "context_attention_mask": torch.from_numpy(seen.astype(np.int64)),
         }
         if self.most is not None:
+            sample["context_padding_mask"] = torch.from_numpy(there.astype(np.int64))
             sample["context_offset"] = torch.tensor(settings.chunk * (int((self.most + 2) ** rng.random()) - 1))
         return sample
 
