@@ -590,6 +590,9 @@ def claims() -> dict[str, bool]:
             correlation(real, "memory, natural text", SHARE, 16384)[1] > 0
             and correlation(real, "memory, natural text", NAMES["perplexity"], 16384)[1] < 0
         ),
+        "SmolLM2, four windows: needles follow the share of key tokens, and are not shown to follow perplexity": (
+            correlation(real, NATS, SHARE, 32768)[1] > 0 > correlation(real, NATS, NAMES["perplexity"], 32768)[1]
+        ),
         "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
             against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0
         ),
