@@ -688,6 +688,9 @@ def claims() -> dict[str, bool]:
             ralm_cost(smollm2, k)[1] > -0.05 for k in (8, 20)
         ),
         "SmolLM2: 50 passages, which exceed its window, cost nats": ralm_cost(smollm2, 50)[1] > 1,
+        "Gemma 3: passages of other books cost nats, also 50, which its window holds": all(
+            ralm_cost(gemma, k)[1] > 0 for k in (8, 20, 50)
+        ),
         "SmolLM2: 64 keys cost nats at 2,048 tokens": bool(topk_cost(smollm2, 64)[1, -1] > 0),
         "SmolLM2: a quarter of the keys holds 90 % of the weight": all(one["pareto_low"] > 0.9 for one in heaviest),
         "Gemma 3: in layers without a window a quarter of the keys holds 90 % of the weight": all(
