@@ -12,12 +12,16 @@ from test_sharding import contents
 from typer.testing import CliRunner
 
 from farspan.cli import app
-from farspan.lm import load
+from farspan.lm import LM, load
 from farspan.measuring import cluster
+from farspan.measuring.followers import Unwritten
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import Watch
+from farspan.measuring.one_model import begin_model
 from farspan.measuring.result import Measured
+from farspan.measuring.setups import Grid
 from farspan.record import Tail, latest, read_header, read_rows
+from farspan.tasks import task
 
 METHODS = ["full", "sinks:window=12,sinks=2"]
 
@@ -313,3 +317,10 @@ def test_gpus_per_model_belongs_to_ray(folder: Path) -> None:
     result = CliRunner().invoke(app, ["perplexity", str(folder), "--gpus-per-model", "2"])
     assert result.exit_code == 2
     assert "gpus_per_model belongs to ray" in result.stderr
+
+
+def test_a_follower_of_a_model_held_by_several_processes_binds_its_tasks(lm: LM) -> None:
+    tasks = (task("perplexity:targets=all"),)
+    what = Grid(tasks, "random", (64,), 2, 0, cost=False, compared=False, trained=(lm.trained_length or 0,))
+    (setup,) = begin_model(lm, what, Unwritten(), (lm.name,), Watch())
+    assert setup.bound.task == "perplexity"
