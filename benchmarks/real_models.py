@@ -12,9 +12,11 @@ a recipe trains on the first four fifths of the books, and perplexity, methods a
 
 --record keeps the rows of all parts below --out in benchmarks/real_models/; --write makes the tables and pictures of
 docs/real_models.md of these rows, and of two parts more: `recipes` are rows of `methods --repeats 4` of the model and
-of trained ones, `gpu` those of `cost` on a GPU. --check judges the claims of that page by the rows. --quick measures
-the parts on the embedded model in about a minute of one core: two examples, lengths and methods of each part, every
-method in `far`. It leaves out `qmsum`, `far-shuffled`, the parts of CEPE models, and without --data those that need it.
+of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has `cost-gpu`, likewise, and
+`longppl-beside`, `longppl` of other methods on other texts. --check judges the claims of docs/real_models.md.
+--quick measures the parts on the embedded model in about a minute of one core: two examples, lengths and methods of
+each part, every method in `far`. It leaves out `qmsum`, `far-shuffled`, the parts of CEPE models, and without --data
+those that need it.
 """
 
 import argparse

@@ -13,9 +13,8 @@ value read at one token can become the query for the next.
 
 Distances are counted back from the decoder, in tokens without padding, so they mean the same in a context of any
 length. If they were counted from the beginning of the context, the newest chunk would have a different vector in each
-context. W and u are zero at first,
-so the outputs do not change until they are trained. The vectors are added to the states, so all modes of the
-cross-attention stay exact.
+context. W and u are zero at first, so the outputs do not change until they are trained. The vectors are added to the
+states, so all modes of the cross-attention stay exact.
 """
 
 from typing import Literal, get_args
