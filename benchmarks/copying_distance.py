@@ -73,13 +73,13 @@ class Compared:
 
     def copied(self) -> dict[str, dict[int, np.ndarray]]:
         """Return the share of what cannot be guessed that is copied, by method and length, of each text."""
-        found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[str, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))  # each example once
         for folder, model, part in self.runs:
             for row in kept.recorded(kept.BENCHMARKS / folder, model, part)[1]:
                 if row.status == "ok" and re.fullmatch(r"full|rope:[^+]*", row.method):
                     guessed = row.scores["control"]
-                    found[row.method][row.length].append((row.scores["copy"] - guessed) / (1 - guessed))
-        return {how: {n: np.array(of) for n, of in sorted(by.items())} for how, by in found.items()}
+                    found[row.method][row.length][row.example] = (row.scores["copy"] - guessed) / (1 - guessed)
+        return {how: {n: np.array([*of.values()]) for n, of in sorted(by.items())} for how, by in found.items()}
 
 
 COMPARED = {
