@@ -115,8 +115,8 @@ def _beyond(how: "Method", tokens: int, trained: int | None) -> str:
     scaled = f", and the method scales its positions to {reach:,}" if reach != trained else ""
     return (
         f"the text has {tokens:,} tokens, the model was trained with {trained:,}{scaled}: answers beyond that are "
-        f"unreliable. Give --method rope:type=yarn,factor={-(-tokens // trained)}, or sinks:window=N, which reads on "
-        "but sees the last N tokens; `farspan methods` lists others"
+        f"unreliable. Give --method rope:type=yarn,factor={-(-tokens // trained)}, or sinks:window=N, which reads all "
+        "of it but sees the last N tokens only; `farspan methods` lists others"
     )
 
 
