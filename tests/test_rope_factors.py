@@ -170,8 +170,8 @@ def test_the_factor_is_that_of_the_file(lm: LM, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("rope:type=factors", r"rope:type=factors needs a file, .* write file=FACTORS\.json"),
-        ("rope:type=yarn,factor=2,file=f.json", "no other type takes one"),
+        ("rope:type=factors", r"rope:type=factors needs a file: write file=FACTORS\.json"),
+        ("rope:type=yarn,factor=2,file=f.json", "file belongs to rope:type=factors: leave it out"),
         ("rope:type=yarn,factor=2,turns=2", "turns belongs to rope:type=truncated"),
         ("rope:type=truncated,factor=2", "truncated RoPE has no factor"),
         ("rope:type=truncated,turns=-1", "turns must be at least 0"),

@@ -138,12 +138,12 @@ class LM:
 
     @property
     def limit(self) -> str:
-        """The most tokens that can be read, in words."""
+        """The largest number of tokens that can be read, as text for messages."""
         return f"the model has {self.position_limit:,} positions"
 
     @property
     def how_asked(self) -> str:
-        """How scores are requested from a served model, in words; empty: it runs in this process."""
+        """How scores are requested from a served model, as text; empty: it runs in this process."""
         return ""
 
     @property

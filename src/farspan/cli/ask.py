@@ -24,9 +24,9 @@ def ask(
     interactive: Annotated[
         bool, option(TASK, "Read the files once, then answer questions until an empty line.", "--interactive")
     ] = False,
-    max_new_tokens: Annotated[int, count(TASK, "Most tokens of an answer.")] = 256,
+    max_new_tokens: Annotated[int, count(TASK, "Largest number of tokens of an answer.")] = 256,
     temperature: Annotated[float, option(TASK, "Temperature of sampling; 0: the most likely token.", min=0.0)] = 0.0,
-    top_p: Annotated[float, option(TASK, "Sample from the most likely tokens that hold this probability.")] = 1.0,
+    top_p: Annotated[float, option(TASK, "Sample from the most likely tokens whose probabilities sum to this.")] = 1.0,
     seed: Annotated[int | None, option(TASK, "Random seed of sampling.", metavar="N")] = None,
     method: OneMethod = "full",
     loading: Loading,
@@ -34,7 +34,7 @@ def ask(
     plan: Annotated[bool, option(RUN, "Print tokens and memory of the context, and stop.", "--plan")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a question about files of any length, read under a method."""
+    """Answer a question about text files of any length, read by any method."""
     with one_line_errors():
         from dataclasses import asdict
 
@@ -115,8 +115,8 @@ def _beyond(how: "Method", tokens: int, trained: int | None) -> str:
     scaled = f", and the method scales its positions to {reach:,}" if reach != trained else ""
     return (
         f"the text has {tokens:,} tokens, the model was trained with {trained:,}{scaled}: answers beyond that are "
-        f"unreliable. Give --method rope:type=yarn,factor={-(-tokens // trained)}, or sinks:window=N, which reads on "
-        "but sees the last N tokens; `farspan methods` lists others"
+        f"unreliable. Give --method rope:type=yarn,factor={-(-tokens // trained)}, or sinks:window=N, which reads all "
+        "of it but sees the last N tokens only; `farspan methods` lists others"
     )
 
 

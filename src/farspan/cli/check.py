@@ -36,7 +36,7 @@ def check(
         list[str] | None,
         option(
             TASK,
-            "Change that does not matter: KIND=SHARE, or SHARE for all kinds. Default memory=0.05, perplexity=0.02, "
+            "Largest change that is equal: KIND=SHARE, or SHARE for all kinds. Default memory=0.05, perplexity=0.02, "
             "score=0.05, cost=0.2. Repeatable.",
             metavar="SHARE",
         ),

@@ -38,16 +38,16 @@ def curve(
     ] = None,
     protocol: Annotated[
         Protocol,
-        option(TASK, "auto: by the largest length; nested; probe: cheap at any length; paper: the authors'."),
+        option(TASK, "auto: nested, or probe with lengths above 4,096; paper: the authors'."),
     ] = "auto",
     depths: Annotated[
         str | None,
-        option(TASK, "5, or 0,0.5,1: depths in the texts to probe, for a map; implies --protocol probe."),
+        option(TASK, "Number of depths to probe, or the depths, such as 0,0.5,1, for a map; implies --protocol probe."),
     ] = None,
     warmup: Warmup = None,
     scored: Scored = None,
     compat: Annotated[
-        Literal["authors"] | None, option(TASK, "The authors' token ids and grid; implies --protocol paper.")
+        Literal["authors"] | None, option(TASK, "Use the authors' token ids and lengths; implies --protocol paper.")
     ] = None,
     test: Annotated[
         bool, option(TASK, "Test whether several prefix or target texts give the same curve.", "--test")

@@ -13,7 +13,7 @@ from farspan.terminal import Terminal
 def methods(as_json: AsJson = False) -> None:
     """List the methods of reading with their settings.
 
-    Optional ones are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
+    Optional settings are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
     A method is written as METHOD:SETTING=VALUE,SETTING=VALUE; several are joined by +.
     """
     with one_line_errors():
@@ -25,7 +25,7 @@ def methods(as_json: AsJson = False) -> None:
 def tasks(as_json: AsJson = False) -> None:
     """List the tasks with their settings.
 
-    Optional ones are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
+    Optional settings are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
     A task is written as TASK:SETTING=VALUE,SETTING=VALUE. A length counts tokens, unless another unit is named.
     """
     with one_line_errors():

@@ -116,13 +116,13 @@ Warmup = Annotated[
     int | None,
     count(
         TASK,
-        "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512, less if depths need it.",
+        "Tokens of a probe that are read before scoring; default 128, above 8,192 tokens 512, fewer for many depths.",
         0,
     ),
 ]
 Scored = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024, less if depths need it."),
+    count(TASK, "Tokens of a probe that are scored; default 256, above 8,192 tokens 1,024, fewer for many depths."),
 ]
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
@@ -218,7 +218,7 @@ class Loading(LocalLoading):
         str | None,
         option(SERVED, "Server, such as vLLM, SGLang or llama-server: http://127.0.0.1:8000.", metavar="URL"),
     ] = None
-    served_model: Annotated[str | None, option(SERVED, "Its name on the server; default: the only one.")] = None
+    served_model: Annotated[str | None, option(SERVED, "The model's name on the server; default: the only one.")] = None
     tokenizer: Annotated[
         str | None, option(SERVED, "Its tokenizer: folder, GGUF file or hub id; default: the one the server names.")
     ] = None
@@ -276,11 +276,11 @@ class TextOptions:
     text: Text = "builtin"
     lengths: Annotated[
         str,
-        option(LENGTHS, "512,1024,2048, or a range 512:16384, or auto: chosen for model and task.", metavar="LENGTHS"),
+        option(LENGTHS, "512,1024,2048, or a range 512:16384; auto: chosen for model and task.", metavar="LENGTHS"),
     ] = "auto"
     points: Annotated[int | None, count(LENGTHS, "Number of lengths in a range; default 16.", 1, 10_000)] = None
     spacing: Annotated[
-        Spacing | None, option(LENGTHS, "Spacing of a range; default log, for a forgetting curve linear.")
+        Spacing | None, option(LENGTHS, "Spacing of a range; default log, linear for a forgetting curve.")
     ] = None
     seed: Seed = 0
 
@@ -317,12 +317,12 @@ class Running:
     chunk: Chunk = None
     shard: Annotated[
         str | None,
-        option(RUN, "Measure part I of N, beside other processes; default: a Slurm array's task.", metavar="I/N"),
+        option(RUN, "Measure part I of N, beside other processes; default: the Slurm array's task.", metavar="I/N"),
     ] = None
     ray: Annotated[
         str | None,
         option(
-            RUN, "Measure on a Ray cluster: HOST:PORT, or local; without a value, this machine's.", metavar="[ADDRESS]"
+            RUN, "Measure on a Ray cluster: HOST:PORT, or local; no value: that of this machine.", metavar="[ADDRESS]"
         ),
     ] = None
     gpus_per_model: Annotated[
@@ -337,7 +337,7 @@ class Running:
         ),
     ] = False
     calibrate: Annotated[
-        bool, option(RUN, "With --plan: also load the model, and time it for some seconds.", "--calibrate")
+        bool, option(RUN, "With --plan: also load the model and time it, in about 15 seconds.", "--calibrate")
     ] = False
     tflops: Annotated[
         float | None,

@@ -23,13 +23,13 @@ def perplexity(
     sampling: TextOptions,
     repeats: Repeats = 10,
     targets: Annotated[
-        str, option(TASK, "fixed: the same tokens at all lengths; last: of each length; all: every token.")
+        str, option(TASK, "fixed: the same tokens at all lengths; last: the last of each length; all: every token.")
     ] = "fixed",
     target_tokens: Annotated[
         int | None, count(TASK, "Tokens scored at each length; default 256, or half of the smallest length.")
     ] = None,
     buckets: Annotated[
-        int | None, count(TASK, "Equal parts of a text, with --targets all; default: powers of two.")
+        int | None, count(TASK, "With --targets all: number of equal parts of a text; default: powers of two.")
     ] = None,
     method: Methods = None,
     loading: Loading,

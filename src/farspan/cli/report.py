@@ -16,7 +16,7 @@ def report(
     out: Annotated[Path, option(RUN, "Folder for the page and the tables.", metavar="FOLDER")] = Path("report"),
     as_json: AsJson = False,
 ) -> None:
-    """Write one page of any runs, which opens offline: results, comparisons and failures; also as Markdown and CSV."""
+    """Write one page about runs, which opens offline: results, comparisons and failures; also as Markdown and CSV."""
     with one_line_errors():
         from farspan.report.page import write_report
 
@@ -29,7 +29,7 @@ def import_file(
     model: Annotated[str | None, option(RUN, "Whose results they are; default the file's name.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a run of published results, with their memory lengths and a picture."""
+    """Make a run from published results, with their memory lengths and a picture."""
     with one_line_errors():
         from farspan.record import Run
         from farspan.tasks.published import read_authors_file

@@ -52,9 +52,9 @@ def search_rope(
         float, option(MODEL, "Target length of texts, as a multiple of the trained length.", metavar="X")
     ] = 4.0,
     max_nats: Annotated[
-        float, option(TASK, "Bound: nats per token that a candidate may cost inside the window.", metavar="X")
+        float, option(TASK, "Most nats per token that a candidate may cost inside the window.", metavar="X")
     ] = 0.05,
-    evaluations: Annotated[int, count(RUN, "Candidates to measure; more continue a search.")] = 200,
+    evaluations: Annotated[int, count(RUN, "Number of candidates to measure; a larger one continues it.")] = 200,
     sampling: Searching,
     target_text: Annotated[
         str | None,
@@ -69,7 +69,7 @@ def search_rope(
     chunk: Chunk = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search the RoPE frequencies with which a model remembers most, at a bounded cost inside its window.
+    """Search for the RoPE frequencies with which a model remembers most, at a bounded cost inside its window.
 
     Candidates are measured by the memory index of the forgetting curve. With --lengths auto: whole contexts of 1, 2,
     4, ... trained lengths, up to --factor of them. The best candidate is written to factors.json in the run folder.

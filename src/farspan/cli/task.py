@@ -39,8 +39,8 @@ def task(
 ) -> None:
     """Measure any task by length: retrieval-augmented perplexity, question answering, in-context learning, and more.
 
-    A length counts the task's unit: tokens, passages or demonstrations, and may be 0 where it is no number of tokens.
-    With --lengths auto: the task's own.
+    A length is a number of tokens, passages or demonstrations, by task; of passages and demonstrations it may be 0.
+    With --lengths auto: the task's default lengths.
     """
     with one_line_errors(running.kept):
         from farspan.tasks import task as parsed
@@ -71,7 +71,7 @@ def compare(
 ) -> None:
     """Compare models and methods on the same tokens: quality, paired with the first model and method; speed; memory.
 
-    With --lengths auto: the lengths of each task.
+    With --lengths auto: each task's default lengths.
     """
     with one_line_errors(running.kept):
         settings = sampling.settings(auto=None)

@@ -37,7 +37,7 @@ def diagnose(lm: LM, method: Method, text: str | None = None, *, watch: Watch | 
         watch: called before each check.
 
     Returns:
-        The checks in order; one failed check, "runs", for a method that cannot be put on the model.
+        The checks in order; one failed check, "runs", for a method that the model refuses.
 
     Raises:
         ValueError: a text that is too short.

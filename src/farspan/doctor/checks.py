@@ -22,7 +22,7 @@ SPARE = 5 / 4  # factor on the bytes of the keys held, for spare capacity
 Question = Callable[[Subject, Reader], Check]
 
 ORDER = {
-    "runs": "the method can be put on the model, which gives numbers",
+    "runs": "the model accepts the method, and its scores are finite",
     "no-op": "inside its window or at its neutral setting it is the model's own plain forward",
     "at work": "beyond that it differs from it",
     "cuts": "the result does not depend on how the text is cut",

@@ -28,7 +28,7 @@ def curve(
         models, methods, text, lengths: as of `farspan.measure`; "auto" adds lengths where the curve needs them.
         target_text: the text to copy; default `text`, and `shuffled`: `text` with its tokens in shuffled order.
         prefix_text: the irrelevant text of the control; default: chosen by the protocol.
-        protocol: nested, probe or paper; default, or auto: by the largest length.
+        protocol: nested, probe or paper; None or auto: nested, or probe with lengths above 4,096 tokens or with depths.
         depths: places in the text to probe, 0 its beginning to 1 its end.
         options: further arguments of `farspan.measure`, such as repeats, minutes and out.
 

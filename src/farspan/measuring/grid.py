@@ -62,7 +62,8 @@ def measure(
             get rows of status "budget".
         refusals: instead of raising, record lengths that a model or method refuses as rows of status "refused" with
             the reason, and measure the rest.
-        batch, chunk: repeats read together, and tokens of one forward; default: what fits.
+        batch, chunk: repeats read together, default as many as memory allows; and tokens of a row in one forward,
+            default 1,024, on a GPU up to 8,192.
         shard: (i, n) measures part i of n of the run, with i from 1, while other processes measure the other parts
             into the same folder; default: number and count of the Slurm array task if its variables are set, else
             (1, 1), the whole run.

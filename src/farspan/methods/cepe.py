@@ -104,7 +104,10 @@ class Cepe(Method):
         if chunk >= window:
             raise ValueError(f"{self}: chunk = {chunk} fills decoder_window = {window}; use chunk < {window}")
         if lm.position_limit is not None and window > lm.position_limit:
-            raise ValueError(f"{self}: {lm.name} has {lm.position_limit} positions; use decoder_window <= that")
+            raise ValueError(
+                f"{self}: decoder_window = {window:,} is more than the {lm.position_limit:,} positions of {lm.name}; "
+                f"use decoder_window <= {lm.position_limit:,}"
+            )
         return chunk, window
 
 

@@ -57,8 +57,8 @@ class Dca(Method):
         local = chunk // 6 if self.local is None else self.local
         if trained is not None and chunk + local > trained:
             raise ValueError(
-                f"{self}: chunk + local = {chunk + local:,} tokens is more than the {trained:,} {lm.name} was trained "
-                f"on; use chunk <= {trained - local:,}"
+                f"{self}: chunk + local = {chunk + local:,} tokens is more than the {trained:,} that {lm.name} was "
+                f"trained on; use chunk <= {trained - local:,}"
             )
         if local >= chunk:
             raise ValueError(f"{self}: local must be less than chunk, which is {chunk:,} tokens for {lm.name}")

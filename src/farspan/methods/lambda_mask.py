@@ -73,7 +73,7 @@ class LambdaMask(Method):
         limit = lm.trained_length
         if limit is not None and self.window > limit:
             raise ValueError(
-                f"{self}: window = {self.window:,} tokens is more than the {limit:,} {lm.name} was trained on; "
+                f"{self}: window = {self.window:,} tokens is more than the {limit:,} that {lm.name} was trained on; "
                 f"use window <= {limit:,}"
             )
         shape = cast(SinkWindow, self)

@@ -69,10 +69,12 @@ class Rope(Method):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if (self.type == "factors") != (self.file is not None):
-            raise ValueError("rope:type=factors needs a file, and no other type takes one: write file=FACTORS.json")
+        if self.type != "factors" and self.file is not None:
+            raise ValueError(f"{self}: file belongs to rope:type=factors: leave it out")
+        if self.type == "factors" and self.file is None:
+            raise ValueError("rope:type=factors needs a file: write file=FACTORS.json")
         if self.turns != 1.0 and self.type != "truncated":
-            raise ValueError(f"{self}: turns belongs to rope:type=truncated")
+            raise ValueError(f"{self}: turns belongs to rope:type=truncated: leave it out")
         if not 0.0 <= self.turns < math.inf:
             raise ValueError(f"{self}: turns must be at least 0")
         if self.factor is None and self.type == "dynamic":

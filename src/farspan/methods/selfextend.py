@@ -52,7 +52,7 @@ class SelfExtend(Method):
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write window=TOKENS")
         if trained is not None and window > trained:
             raise ValueError(
-                f"{self}: window = {window:,} tokens is more than the {trained:,} {lm.name} was trained on; "
+                f"{self}: window = {window:,} tokens is more than the {trained:,} that {lm.name} was trained on; "
                 f"use window <= {trained:,}"
             )
         remap = Grouped(self.group, window)

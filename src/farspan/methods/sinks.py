@@ -48,7 +48,7 @@ class Sinks(Method):
             return self
         trained = trained_length or DEFAULT_TRAINED_LENGTH
         if (window := trained - self.sinks - self.stride + 1) < 1:
-            raise ValueError(f"{self} leaves no window in the trained length of {trained:,} tokens; use fewer")
+            raise ValueError(f"{self} leaves no window in the trained length of {trained:,} tokens; use fewer sinks")
         return replace(self, window=window)
 
     def kept(self, num_tokens: int) -> int:
@@ -87,9 +87,10 @@ class Sinks(Method):
             return self.fitted(lm.trained_length).on(lm)
         needed, limit = self.sinks + self.window - 1 + self.stride, lm.trained_length
         if limit is not None and needed > limit:
-            fix = f"use window <= {limit - needed + self.window:,}" if limit - needed + self.window > 0 else "use fewer"
+            most = limit - needed + self.window
+            fix = f"use window <= {most:,}" if most > 0 else "use fewer sinks"
             raise ValueError(
-                f"{self} needs {needed:,} positions, more than the {limit:,} {lm.name} was trained on; {fix}"
+                f"{self} needs {needed:,} positions, more than the {limit:,} that {lm.name} was trained on; {fix}"
             )
         shape = cast(SinkWindow, self)
         return attending(lm, partial(sink_window, shape=shape), name=str(self), shape=shape)

@@ -53,7 +53,7 @@ class Row:
 
     @property
     def place(self) -> tuple[str, int, float]:
-        """What it measures of a task, a model and a method: example, length and depth."""
+        """The example, length and depth that it measures, of a task, a model and a method."""
         return self.example, self.length, self.depth
 
     @property
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def of_all(self) -> bool:
-        """Whether it is the one row of all examples at its length, none of which could be read."""
+        """Whether it stands for all examples at its length, none of which could be read."""
         return self.example == no_example(self.task)
 
 

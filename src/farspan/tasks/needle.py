@@ -97,7 +97,7 @@ class NeedlePrompt:
 
 @dataclass(frozen=True)
 class Needle(Task):
-    """Needles in the text. A setting that is None has its default, and has an effect on some kinds only (USED)."""
+    """Sentences hidden in the text and queried after it. None is a default; USED has the kinds that use a setting."""
 
     kind: str = choice(KINDS, "single")
     ask: str = choice(WAYS, "forced")
