@@ -218,8 +218,10 @@ def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
 
 def end_of_amnesia(curve: stats.MeasuredCurve) -> int | None:
     """Return the third amnesia length in a row; None if there is none yet."""
-    _, upper = stats.interval(stats.index_by_repeat(curve), 0.9)
-    lost = upper < AMNESIA  # False where there are too few repeats for an interval
+    index = stats.index_by_repeat(curve)
+    _, upper = stats.interval(index, 0.9)
+    is_same = np.isnan(upper) & (np.isfinite(index).sum(0) > 1)  # as where no repeat has a token that is copied
+    lost = np.where(is_same, stats.measured_mean(index), upper) < AMNESIA  # False under two repeats
     for end in range(AMNESIA_LENGTHS, len(lost) + 1):
         if lost[end - AMNESIA_LENGTHS : end].all():
             return int(curve.lengths[end - 1])
