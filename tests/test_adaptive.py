@@ -305,9 +305,18 @@ def test_the_ends_of_an_interval_are_refined_as_the_threshold_is() -> None:
 def test_an_interval_that_is_narrow_enough_is_decided() -> None:
     lengths = [100, 200, 300, 400]
     assert undecided(a_curve([1, 0.9, 0.1, 0], lengths), 512, 32) == ((), set())
-    more, hopeless = undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.15), 512, 32)
-    assert (more, hopeless) == ((200, 300), {"reach"})
+    assert undecided(a_curve([1, 0.9, 0.45, 0], lengths, spread=0.15), 512, 32) == ((200, 300), set())
     assert undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.5), 512, 32)[1] >= {"half_life"}
+
+
+def test_repeats_are_not_added_for_an_interval_that_ends_at_the_lengths_around_it() -> None:
+    curve = a_curve([1, 0.9, 0.1, 0], [100, 200, 300, 400], spread=0.15)
+    low, high, _ = stats.by_chance(curve)["half_life"]
+    assert 200 < low < 250 < high < 300
+    assert high - low > 512 / 16
+    found = stats.summarise(curve).half_life
+    assert (found.low, found.high) == (200, 300)
+    assert undecided(curve, 512, 32) == ((), {"reach"})
 
 
 def test_repeats_without_a_result_do_not_count_for_showing_a_memory() -> None:

@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import farspan
+from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import read_rows
 
 from tiny import CODE, refused, saved
@@ -39,6 +40,10 @@ def test_a_run_is_not_continued_with_another_chat_template(
     assert read_rows(tmp_path / "generated") == before["generated"]
     again = farspan.measure(str(tmp_path / "model"), tasks=tasks["forced"], **what, out=tmp_path / "forced")
     assert again.rows == before["forced"]  # its prompts do not use the template
+    with refused("has another chat template than the baseline .*: the prompts of needle.* Give the model the template"):
+        measure_again(read_baseline(tmp_path / "generated"), str(tmp_path / "model"), out=tmp_path / "checked")
+    assert not (tmp_path / "checked").exists()
+    measure_again(read_baseline(tmp_path / "forced"), str(tmp_path / "model"), out=tmp_path / "checked")
     header = json.loads((tmp_path / "generated" / "run.json").read_text())
     del header["models"][str(tmp_path / "model")]["chat"]  # as in runs of an older version
     (tmp_path / "generated" / "run.json").write_text(json.dumps(header))

@@ -21,7 +21,7 @@ from farspan.loading.places import folder_of
 from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
 from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
-from farspan.report.notices import same_weights, uneven_costs, unfinished
+from farspan.report.notices import other_tokenizers, same_weights, uneven_costs, unfinished
 from farspan.report.runs import Source, read_run
 from farspan.stats import Difference, paired_tost, tost
 from farspan.terminal import Terminal
@@ -591,7 +591,7 @@ def test_the_first_lines_name_the_rows_that_a_cut_run_lacks_and_the_command_that
     assert expected in last_line(done)["unfinished"]
 
 
-def test_models_with_the_same_weights_are_named(baseline: Path) -> None:
+def test_models_with_the_same_weights_or_other_tokenizers_are_named(baseline: Path) -> None:
     whole = read_baseline(baseline)
     about = whole.header["models"]["demo"]
 
@@ -602,6 +602,9 @@ def test_models_with_the_same_weights_are_named(baseline: Path) -> None:
     assert compare(whole, as_copy()).remarks[0].startswith("demo, copy have the same weights (fingerprint ")
     assert same_weights([whole, as_copy(fingerprint="another")]) == same_weights([whole, whole]) == []
     assert same_weights([as_copy(architecture=None), whole]) == []  # of a server
+    (line,) = other_tokenizers([whole, as_copy(tokenizer="another")])
+    assert line.startswith("models have different tokenizers (demo | copy): ")
+    assert other_tokenizers([whole, as_copy()]) == other_tokenizers([whole, as_copy(tokenizer=None)]) == []
 
 
 def test_rows_of_a_method_or_depth_that_was_not_begun_are_missing(tmp_path: Path) -> None:

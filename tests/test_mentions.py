@@ -78,6 +78,21 @@ def test_the_texts_of_tokens_are_the_text_although_decoding_removes_spaces() -> 
     assert token_texts(cleaning, ids) == ["did", " n", "'", "t", " say", " ", "."]
 
 
+def test_neighbouring_characters_of_several_byte_tokens_are_each_read_once() -> None:
+    """A decoder with byte fallback, as of Llama 2, decodes all bytes in a row as replacement characters unless all of
+    them are whole characters."""
+    pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256)), ("▁", -1.0), ("a", -1.0)]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    parts = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    backend.decoder = tokenizers.decoders.Sequence([*parts, tokenizers.decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+    ids = tokenizer("a Жан 😀a", add_special_tokens=False)["input_ids"]
+    assert "".join(token_texts(tokenizer, ids)) == "a Жан 😀a"
+    assert token_texts(tokenizer, ids)[2:8] == [" ", "", "Ж", "", "а", ""]
+    assert token_texts(tokenizer, ids[3:-2])[-4:] == [" ", "", "", ""]  # the last character is cut
+
+
 def found(lm: LM, text: str) -> list[str]:
     ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
     return [word.text for word in words_of(lm, np.array(ids))]

@@ -17,7 +17,7 @@ from farspan.measuring.grid import measure
 from farspan.record import read_examples
 from farspan.tasks import task
 from farspan.tasks.prompts import encoded, stops
-from farspan.tasks.qa import BoundQa, Passage, Question, exact_match, read_questions
+from farspan.tasks.qa import BoundQa, Passage, Question, _holds, exact_match, read_questions
 from farspan.text.retrieval import build
 
 import tiny
@@ -236,6 +236,13 @@ def test_an_answer_that_was_cut_from_its_passage_is_not_in_the_passages(lm: LM, 
     found = {row.scores["question"]: row.scores["in_passages"]
              for row in measured(tmp_path / "run", lm, cut, lengths=(1,), repeats=2)}  # fmt: skip
     assert found == {"who": 0.0, "what": 1.0}
+
+
+def test_an_answer_is_found_among_words_and_in_scripts_without_spaces_among_characters() -> None:
+    assert _holds("他出生在北京，后来去了上海。", ["南京", "北京"])
+    assert not _holds("他出生在北京。", ["北方", "京北"])
+    assert not _holds("the doghouse", ["dog"])
+    assert _holds("A dog, at home", ["the dog at"])
 
 
 # answers

@@ -145,6 +145,17 @@ def test_passages_shorter_than_the_overlap_are_compared_whole(documents: Path, l
         assert not any(" ".join(asked.opened.passage(int(n)).split()) in window for n in example.payload.numbers)
 
 
+def test_overlaps_are_found_in_scripts_without_spaces(documents: Path, lm: LM) -> None:
+    chinese = "今天天气很好，我们去公园散步。小明在图书馆看书，他喜欢历史。老师说明天有考试，大家都很紧张。"
+    other = "山上有一座古老的寺庙，里面住着一位和尚。河边的柳树在风中摇摆，孩子们在桥上放风筝。"
+    (documents / "chinese").mkdir()
+    (documents / "chinese" / "0.txt").write_text(chinese + other)
+    asked = ralm(documents, lm, "chinese", overlap=8)
+    numbers, _, excluded = asked._chosen(chinese[:10], chinese, 3, np.random.default_rng(0))
+    assert excluded == 4  # of 10 words each, with 41 of the window
+    assert all(asked.opened.passage(int(n)).strip() not in chinese for n in numbers)
+
+
 def test_random_passages_are_the_control(documents: Path, lm: LM) -> None:
     found, drawn = (ralm(documents, lm, "both", overlap=5, passages=how) for how in ("found", "random"))
     rows = measured(documents / "run", lm, drawn, repeats=6, lengths=(0, 1, 30))

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,7 +88,8 @@ def test_letters_of_several_bytes_stay_whole(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("größer ça 日本語 naïve über œuvre")
     assert texts(build(str(tmp_path / "text.txt"), tmp_path / "index", words=2)) == [
         "größer ça ",
-        "日本語 naïve ",
+        "日本",
+        "語 naïve ",
         "über œuvre",
     ]
 
@@ -127,6 +129,31 @@ def test_scripts_without_spaces_are_searched_by_characters() -> None:
     scores = bm25("猫が好きな動物", ["犬は公園で遊びます。", "その動物は猫です。", "天気がいいですね。"])
     assert max(range(3), key=scores.__getitem__) == 1
     assert min(scores) < max(scores)
+
+
+@pytest.mark.parametrize(
+    ("query", "passages"),
+    [
+        ("किताब कहाँ है", ["सीता बाजार गई थी।", "राम ने किताब मेज पर रखी।"]),  # vowels are marks after consonants
+        ("தமிழ் மொழி", ["வானம் நீலம்", "மொழி பழமையானது"]),
+        ("a café", ["the cafeteria of a cafe", unicodedata.normalize("NFD", "the old café")]),
+    ],
+)
+def test_words_keep_their_marks(query: str, passages: list[str]) -> None:
+    scores = bm25(query, passages)
+    assert scores[0] == 0.0
+    assert scores[1] > 0.0
+
+
+def test_passages_of_scripts_without_spaces_are_cut_by_characters(tmp_path: Path) -> None:
+    chinese = "今天天气很好，我们去公园散步。小明在图书馆看书，他喜欢历史。" * 4 + "mixed with words"
+    path = tmp_path / "text.txt"
+    path.write_text(chinese)
+    index = build(str(path), tmp_path / "index", words=20)
+    found = texts(index)
+    assert "".join(found) == chinese
+    assert [len(re.findall("[一-龥]", passage)) for passage in found[:5]] == [20] * 5
+    assert found[-1].endswith("mixed with words")
 
 
 def test_a_passage_finds_itself(index: Index) -> None:

@@ -90,6 +90,9 @@ WRITTEN = [
     "zeroscrolls:set=qmsum,data=a/b,truncate=end,new_tokens=64",
 ]
 DEFAULT_LENGTHS = [  # for these trained lengths
+    ("curve", (128, 512), (64, 128, 192, 256, 320, 384, 448, 512)),
+    ("curve:protocol=probe", (8192,), (2000, 4000, 6000, 8000, 10000, 12000, 14000, 16000)),
+    ("curve:protocol=probe", (256,), (32, 64, 96, 128, 160, 192, 224, 256)),
     ("icl:set=mr", (512,), (2, 20, 40)),
     ("longbench:set=lcc,view=answers", (512, 4096), (512, 4096)),
     ("longbench:set=lcc", (4096,), (512, 1024, 2048, 4096, 8192)),

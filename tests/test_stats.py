@@ -268,10 +268,21 @@ def test_one_repeat_has_no_interval() -> None:
 
 
 def test_a_crossing_between_lengths_of_one_text_has_no_interval() -> None:
-    few = [one for one in rows(STEP, repeats=4) if one.length <= 200 or one.repeat == 0]
+    copies = np.tile(STEP, (4, 1))
+    copies[:, 0] -= 0.0, 0.02, 0.01, 0.0
+    few = [one for one in rows(copies) if one.length <= 200 or one.repeat == 0]
     found = stats.summarise(stats.curve(few), bootstraps=50)
     assert (found.half_life.value, found.half_life.low, found.half_life.high) == (pytest.approx(300), None, None)
     assert (found.span.low is None, found.repeats) == (False, 4)
+
+
+def test_areas_that_all_repeats_have_and_equal_means_have_no_interval() -> None:
+    found = summary(STEP, repeats=5, bootstraps=50)
+    assert (found.span.value, found.span.low, found.span.high) == (pytest.approx(300), None, None)
+    assert (found.gap_area.low, str(found.span)) == (None, "300")
+    low, high = stats.interval(np.array([[0.5, 0.5, 0.0], [0.5, 0.7, 0.0]]))
+    assert np.isnan([low[0], high[0], low[2], high[2]]).all()
+    assert low[1] < 0.6 < high[1]
 
 
 def test_repeats_that_agree_leave_open_where_between_two_lengths_the_curve_crosses() -> None:
@@ -444,11 +455,10 @@ def test_texts_that_no_repeat_is_like_move_the_outer_ends_further() -> None:
 
 
 def test_a_resample_keeps_a_repeats_lengths_together() -> None:
-    # the area of two lengths is 150 copy[0] + 50 copy[1]: here the same in each repeat
+    # the area of two lengths is 150 copy[0] + 50 copy[1]: here the same in each repeat, so that it has no spread
     deviation = np.linspace(-0.1, 0.1, 8)
     span = summary(np.stack([0.6 + deviation, 0.6 - 3 * deviation], 1), 0.0, 50, lengths=(100, 200)).span
-    assert span.low == pytest.approx(120)
-    assert span.high == pytest.approx(120)
+    assert (span.value, span.low, span.high) == (pytest.approx(120), None, None)
 
 
 def test_lengths_that_vary_together_widen_the_interval_of_the_area() -> None:

@@ -6,9 +6,9 @@
    its interval by chance, until the two are closer than a 32nd of the longest length and an eighth of their own, or
    than that interval. An interval ends at measured lengths, so sparse lengths would make it wider than chance does.
 3. Repeats, four at a time and only at the two lengths around half-life and reach, while the interval by chance extends
-   to either side by more than a 32nd of the longest length and 5 % of the value; up to 32, and none if 32 would not
-   be enough. Up to 12 repeats at all lengths up to the half-life while the joint test shows no memory. Lengths are
-   not refined again after that.
+   to either side by more than a 32nd of the longest length and 5 % of the value, and beyond the two lengths; up to 32,
+   and none if 32 would not be enough. Up to 12 repeats at all lengths up to the half-life while the joint test shows no
+   memory. Lengths are not refined again after that.
 4. Rows that ran out of memory in an earlier session and were not tried again in rounds 1 to 3.
 
 Without a budget each decision depends only on the rows, so a stopped run continues with the same decisions. With a
@@ -196,7 +196,8 @@ def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tupl
         wanted = 2 * max(longest / RESOLUTION, PRECISION * value)
         now = stats.repeats_near(measured, value)
         with_most = stats.expansion(float(most)) / stats.expansion(float(now)) * math.sqrt(now / most)
-        if high - low <= wanted:
+        around = {stats.between(measured, end) for end in (low, value, high)}
+        if high - low <= wanted or len(around) == 1:  # its interval ends at the two lengths, with more repeats too
             continue
         if now >= most or (high - low) * with_most > wanted:
             hopeless.add(name)
@@ -218,8 +219,10 @@ def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
 
 def end_of_amnesia(curve: stats.MeasuredCurve) -> int | None:
     """Return the third amnesia length in a row; None if there is none yet."""
-    _, upper = stats.interval(stats.index_by_repeat(curve), 0.9)
-    lost = upper < AMNESIA  # False where there are too few repeats for an interval
+    index = stats.index_by_repeat(curve)
+    _, upper = stats.interval(index, 0.9)
+    is_same = np.isnan(upper) & (np.isfinite(index).sum(0) > 1)  # as where no repeat has a token that is copied
+    lost = np.where(is_same, stats.measured_mean(index), upper) < AMNESIA  # False under two repeats
     for end in range(AMNESIA_LENGTHS, len(lost) + 1):
         if lost[end - AMNESIA_LENGTHS : end].all():
             return int(curve.lengths[end - 1])

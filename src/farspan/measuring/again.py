@@ -96,8 +96,9 @@ def measure_again(
         out: the run folder; default: one under runs/, the same for the same baseline and model.
 
     Raises:
-        ValueError: `out` is the baseline's folder; the model has another tokenizer, or the tasks another version or
-            text than the baseline's, or lengths that follow from another trained length; and as `farspan.measure`.
+        ValueError: `out` is the baseline's folder; the model has another tokenizer or chat template, or the tasks
+            another version or text than the baseline's, or lengths that follow from another trained length; and as
+            `farspan.measure`.
     """
     if out is not None and expanded(out).resolve() == Path(baseline.folder).resolve():
         raise ValueError(f"{out} is the baseline itself: give another folder for the new rows (--out), or leave it out")
@@ -156,12 +157,17 @@ def refuse_difference(baseline: Source, lm: LM, loader: Load) -> None:
                 f"{baseline.folder} holds version {version} of the task {one.bound.task}, this farspan measures "
                 f"version {one.bound.version}, whose numbers differ: measure the baseline again"
             )
+        if (chat := one.bound.chat(lm)) is not None and about.get("chat", chat) != chat:
+            raise ValueError(
+                f"{lm.name} has another chat template than the baseline {before}: the prompts of {one.what} would be "
+                "other tokens. Give the model the template of the baseline, or measure both with `farspan compare`"
+            )
         recorded = about.get("tasks", {}).get(one.what)
         if one.bound.task == COST or recorded is None:
             continue
-        if (before := about.get(SAMPLED, {}).get(one.what)) not in (None, list(one.sampled_to)):
+        if (sampled := about.get(SAMPLED, {}).get(one.what)) not in (None, list(one.sampled_to)):
             raise ValueError(
-                f"the texts of {one.what} in {baseline.folder} were sampled for lengths of {spanned(before)} tokens, "
+                f"the texts of {one.what} in {baseline.folder} were sampled for lengths of {spanned(sampled)} tokens, "
                 f"those of {lm.name} alone would be sampled for {spanned(one.sampled_to)}: measure the baseline with "
                 "--lengths"
             )

@@ -233,12 +233,12 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     their spread is unknown."""
     nats = in_nats(quality["name"])
     is_binary = not nats and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all()
-    if len(values) < 2 or (not is_binary and np.ptp(values) == 0):
-        return None, None
-    if is_binary:
+    if is_binary and len(values) > 1:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
     low, high = (float(side[0]) for side in interval(values[:, None]))
+    if np.isnan(low):
+        return None, None
     if quality["exp"] or nats:
         return low, high
     least = -1.0 if " - " in quality["score"] else 0.0

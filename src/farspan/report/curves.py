@@ -11,7 +11,6 @@ from farspan import stats
 from farspan.record import Row
 from farspan.report.export import counted, statuses
 from farspan.report.runs import Member, groups_of_rows, renamed
-from farspan.stats.intervals import has_no_width
 
 APART = 0.25  # share of a memory length; lengths further apart do not locate it
 HEADLINE = {
@@ -95,8 +94,6 @@ class CurveMember(Member):
                 point["distance"] = float(distance[length])
                 for name, number in numbers.items():
                     value, low, high = (float(values[i]) for values in number)
-                    if has_no_width(value, low, high):
-                        low = high = np.nan
                     point |= {name: value, f"{name}_low": low, f"{name}_high": high}
             found.append(point)
         return found

@@ -16,7 +16,12 @@ MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; cos
 
 def notices(sources: Sequence[Source]) -> list[str]:
     """Return the lines to show before the results of some runs."""
-    return [*filter(None, map(unfinished, sources)), *same_weights(sources), *uneven_costs(sources)]
+    return [
+        *filter(None, map(unfinished, sources)),
+        *same_weights(sources),
+        *other_tokenizers(sources),
+        *uneven_costs(sources),
+    ]
 
 
 def same_weights(sources: Iterable[Source]) -> list[str]:
@@ -30,6 +35,21 @@ def same_weights(sources: Iterable[Source]) -> list[str]:
         f"{_by_configs(list(names.values()))}how they were read"
         for mark, names in found.items()
         if len(names) > 1
+    ]
+
+
+def other_tokenizers(sources: Iterable[Source]) -> list[str]:
+    """Return a line if models have different tokenizers, by which tables differ without a verdict on them."""
+    found: dict[str, dict[str, None]] = {}
+    for name, about in (item for source in sources for item in source.header["models"].items()):
+        if known := about.get("tokenizer"):
+            found.setdefault(known, {})[name] = None
+    if len(found) < 2:
+        return []
+    whose = " | ".join(", ".join(names) for names in found.values())
+    return [
+        f"models have different tokenizers ({whose}): lengths are in tokens of each, and nats and perplexity are per "
+        "token, so they cannot be compared between these; only memory lengths are, in characters of the text"
     ]
 
 

@@ -186,9 +186,9 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
     console.print_table(title, lines[0], [list(line.values()) for line in lines], num_names=names, num_keys=names + 1)
 
 
-def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
-    """Write compare.md, the tables, and compare.csv, a line for each cell; returns their paths."""
-    text: list[str] = []
+def write_comparison(found: Sequence[Cell], folder: str | Path, notes: Sequence[str] = ()) -> list[Path]:
+    """Write compare.md, the tables after some notes, and compare.csv, a line for each cell; returns their paths."""
+    text = [line for note in notes for line in (plain(note), "")]
     for group in by_task(found):
         text += [f"## {plain(_title(group))}", ""]
         text += [*markdown_table(*comparison(group)), legend(group), ""]

@@ -58,7 +58,7 @@ class Results:
         pictures = self.pictures
         self.print_tables(console)
         if self.source.is_comparison:
-            for path in write_comparison(self._every_cell, self.folder):
+            for path in write_comparison(self._every_cell, self.folder, notices([self.source])):
                 console.print_line(f"table: {path}")
             console.print_command(f"page: farspan report {self.folder}")
         errors = Terminal(stderr=True)

@@ -28,12 +28,13 @@ def interval(
     values: Float[np.ndarray, "repeats *cells"], share: float = 0.95
 ) -> tuple[Float[np.ndarray, "*cells"], Float[np.ndarray, "*cells"]]:
     """Return the interval (Student's) that holds the mean over repeats with probability `share`, in each cell; NaN
-    under two repeats."""
+    under two repeats, and where all values are the same, so that their spread is unknown."""
     count = np.isfinite(values).sum(0)
     mean = measured_mean(values)
     freedom = np.maximum(count - 1, 1)
     error = np.sqrt(measured_mean((values - mean) ** 2) / freedom)
-    half = np.where(count > 1, stdtrit(freedom, 0.5 + share / 2) * error, np.nan)
+    is_known = (count > 1) & (error > NO_SPREAD * np.abs(mean))
+    half = np.where(is_known, stdtrit(freedom, 0.5 + share / 2) * error, np.nan)
     return np.asarray(mean - half), np.asarray(mean + half)  # arrays also for one cell
 
 

@@ -63,7 +63,7 @@ from farspan.stats.headlines import (
     multipliers,
     repeats_of,
 )
-from farspan.stats.intervals import measured_mean
+from farspan.stats.intervals import has_no_width, measured_mean
 from farspan.stats.joint_test import established, exceeds
 
 UNSURE = "its interval begins at 0: {} texts do not show (joint test, 95 %) that {} at any length"
@@ -194,8 +194,9 @@ def by_chance(
 ) -> dict[str, tuple[float, float, bool]]:
     """Return, by name, both ends of value ± t · s within the lengths, extended for unseen texts, and whether the upper
     end may be beyond the last length: the spread between texts, without the uncertainty of interpolation between
-    lengths. For a curve with a good row at every length; empty under two repeats or without bootstraps, and without the
-    crossings between lengths of which one has a single repeat, whose spread is unknown.
+    lengths. For a curve with a good row at every length; empty under two repeats or without bootstraps. Where the
+    spread is unknown, values are left out: crossings between lengths of which one has a single repeat, and areas that
+    all repeats have.
 
     Ends are cut to the values that are possible, which keeps the coverage: crossings to 0 and the last length, areas to
     the last length. The lower end of an area is not cut to 0: the area itself is below 0 where a copy is predicted
@@ -213,6 +214,8 @@ def by_chance(
         others, beyond = sampled[name]
         half = expansion(repeats_of(curve, name, value)) * float(np.std(others))
         low, high, over = value - half, value + half, float(np.mean(beyond)) > 0.025
+        if name not in CROSSINGS and has_no_width(value, low, high):
+            continue
         if name in CROSSINGS and value > 0.0:
             low, high = low - (name == "fine") * unseen[name], high + (name != "fine") * unseen[name]
         if high > curve.lengths[-1]:  # an area can be no larger than recalling everything

@@ -116,7 +116,18 @@ class Curve(Task):
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return eight lengths, evenly spaced, to a whole context of about twice the largest trained length."""
-        return tuple(max(trained) * i // 8 for i in range(1, 9))
+        longest = self.longest_of(2 * max(trained))
+        return tuple(longest * i // 8 for i in range(1, 9))
+
+    @property
+    def probe(self) -> tuple[int, int]:
+        """w and k, tokens."""
+        return probe_tokens(self.warmup, self.scored, 0, None)
+
+    def longest_of(self, tokens: int) -> int:
+        """Return the largest length whose text and second part have at most so many tokens together."""
+        both = sum(self.probe)
+        return tokens - both if self.protocol == "probe" and tokens >= 2 * both else tokens // 2
 
     def on(self, lm: LM, text: str) -> "BoundCurve":
         target = named_text(self.target_text or text, text, lm)
@@ -173,11 +184,6 @@ class BoundCurve(Curve, Bound[Texts]):
             return (self.target,)
         return self.target, self.prefix
 
-    @property
-    def probe(self) -> tuple[int, int]:
-        """w and k, tokens."""
-        return probe_tokens(self.warmup, self.scored, 0, None)
-
     def separator(self, lm: LM) -> tuple[int, ...]:
         return (AUTHORS_SEPARATOR,) if self.compat else lm.separator.ids
 
@@ -187,9 +193,7 @@ class BoundCurve(Curve, Bound[Texts]):
 
     def largest_length(self, lm: LM, context: int) -> int:
         """Return the largest length whose whole context has at most `context` tokens; 0 or less: none."""
-        available = context - 2 * len(self.separator(lm))
-        both = sum(self.probe)
-        return available - both if self.protocol == "probe" and available >= 2 * both else available // 2
+        return self.longest_of(context - 2 * len(self.separator(lm)))
 
     def slice_at(self, length: int, depth: float) -> tuple[int, int, int]:
         """Return where the second part begins in S, and its numbers of warm-up and scored tokens."""

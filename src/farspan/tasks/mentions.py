@@ -145,7 +145,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
     """Mentions in one text."""
 
     task: ClassVar[str] = "mentions"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
 
 def words_of(lm: LM, tokens: np.ndarray) -> list[Word]:
     """Return the names, identifiers and numbers of a window whose letters occur only as this word, in order."""
-    texts = token_texts(lm.tokenizer, tokens, whole=True)
+    texts = token_texts(lm.tokenizer, tokens)
     ends = np.cumsum([len(text) for text in texts])
     text = "".join(texts)
     lowered, counts = text.lower(), Counter(WORD.findall(text))

@@ -52,15 +52,21 @@ def stops(lm: LM, *, one_line: bool) -> list[int]:
     return sorted({*lm.stop_tokens, *(line_ends(lm.tokenizer) if one_line else ())})
 
 
-def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray, *, whole: bool = False) -> list[str]:
-    """Return the text that each token adds to the 8 tokens before it. Decoded alone, some lose their leading space.
-
-    Args:
-        whole: give a character of several tokens to the last of them; else the first has a replacement character.
-    """
+def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """Return the text that each token adds to those before it. Decoded alone, some lose their leading space. A
+    character of several tokens is the text of the last of them."""
     ids = [int(i) for i in ids]
     decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)  # else some remove spaces that tokens have
-    until = [decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
-    before = [decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
-    open_end = "\N{REPLACEMENT CHARACTER}" if whole else ""  # decoded from a part of a character
-    return [text.rstrip(open_end)[len(known.rstrip(open_end)) :] for text, known in zip(until, before, strict=True)]
+    texts: list[str] = []
+    # Tokens are decoded after the last ones that end with a character: where byte tokens end within a character, some
+    # tokenizers also decode the whole characters before it as replacement characters.
+    begin = end = known = 0  # the first token that is decoded, the end of whole characters, characters of tokens before
+    for now in range(1, len(ids) + 1):
+        text = decode(ids[begin:now])
+        whole = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        texts.append(whole[known:])
+        known = max(known, len(whole))
+        if whole == text:
+            begin, end = end, now
+            known = len(decode(ids[begin:end]))
+    return texts

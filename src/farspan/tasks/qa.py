@@ -22,6 +22,7 @@ Data: Natural Questions, TriviaQA and PopQA, as jsonl, parquet or a hub data set
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +38,7 @@ from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids,
 from farspan.tasks.prompts import encoded, following, stops
 from farspan.tasks.scoring import exact_match, normalised
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
-from farspan.text.retrieval import Index, open_index
+from farspan.text.retrieval import UNSPACED, Index, open_index
 from farspan.text.tables import read_table
 
 SHOTS = 2
@@ -122,7 +123,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
 
     task: ClassVar[str] = "qa"
     needs_nats: ClassVar[bool] = False
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -308,6 +309,12 @@ def _passages(values: Any, where: str) -> Iterator[Passage]:
 
 
 def _holds(text: str, answers: Iterable[str]) -> bool:
-    """Return whether a passage contains all words of a reference in order, both normalised."""
-    words = f" {normalised(text)} "
-    return any(f" {normalised(answer)} " in words for answer in answers)
+    """Return whether a passage contains all words of a reference in order, both normalised. Each character of a script
+    without spaces is a word."""
+
+    def words(text: str) -> str:
+        spaced = re.sub(f"([{UNSPACED}])", r" \1 ", normalised(text))
+        return f" {' '.join(spaced.split())} "
+
+    passage = words(text)
+    return any(words(answer) in passage for answer in answers)

@@ -15,7 +15,6 @@ tokens; ours end with a blank line, unless they are cut. The weights of a mixtur
 `weights=retriever` the softmax of the retriever's scores, which every row records.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -30,7 +29,7 @@ from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.text.corpora import Corpus, load
-from farspan.text.retrieval import Index, open_index
+from farspan.text.retrieval import Index, open_index, words_of
 
 WINDOW = 2048  # tokens
 QUERY = 256  # tokens
@@ -87,7 +86,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
     opened: Index
 
     task: ClassVar[str] = "ralm"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -135,7 +134,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Return numbers and scores of the first `count` passages that do not overlap with the window, and how many
         were left out."""
-        runs_of_window, excluded = cache(partial(_runs, tuple(_words(window)))), 0  # by their number of words
+        runs_of_window, excluded = cache(partial(_runs, tuple(words_of(window)))), 0  # by their number of words
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:
             number, score = next(order, (None, 0.0))
@@ -145,7 +144,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
                     f"of which {excluded} share {self.overlap} words in a row with the scored text: "
                     "index more documents, or choose fewer passages"
                 )
-            words = _words(self.opened.passage(number))
+            words = words_of(self.opened.passage(number))
             shared = min(self.overlap, len(words))  # of a shorter passage all words
             if _runs(words, shared).isdisjoint(runs_of_window(shared)):
                 chosen.append((number, score))
@@ -204,10 +203,6 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         given = example.payload
         read = [("read", ids) for ids in given.passages[:length]]
         return [("separator", lm.separator.ids), *read, ("asked", given.text)], self.window - self.query
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
 
 
 def _runs(words: Sequence[str], count: int) -> set[tuple[str, ...]]:

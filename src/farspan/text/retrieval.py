@@ -4,10 +4,10 @@
 
 f: occurrences of term t in passage d, n_t: passages with it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza
 2009, Foundations and Trends in Information Retrieval 3, section 3.4, in Lucene's form, as bm25s computes it. Terms are
-lower-cased words of two or more letters, digits or underscores, without English stop words; in Chinese, Japanese, Thai,
-Lao and Khmer, which write no spaces between words, each character is a term. Or `dense`: inner products of a sentence
-encoder's vectors, by default Contriever's (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section
-4).
+lower-cased words of two or more letters (with the marks on them), digits or underscores, without English stop words; in
+Chinese, Japanese, Thai, Lao, Khmer and Burmese, which write no spaces between words, each character is a term. Or
+`dense`: inner products of a sentence encoder's vectors, by default Contriever's (Izacard et al. 2022, arXiv
+2112.09118), as in CEPE (Yen et al. 2024, section 4).
 
 An index is a folder, written under a temporary name and renamed, so that it is complete or missing. Opening it compares
 its files with their checksums, once per process:
@@ -27,9 +27,10 @@ and not exact.
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,26 @@ WORDS = 100  # of a passage: the Wikipedia passages of Karpukhin et al. 2020, ar
 FORMAT = 1  # incremented when the stored content changes
 VECTORS_AT_ONCE = 1 << 14
 NEIGHBOURS = 32  # of each vector in the graph of `faiss`
-UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # scripts without spaces
-TERM = f"[{UNSPACED}]|[^\\W{UNSPACED}]{{2,}}"  # a term of BM25
+# scripts without spaces between words
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+SCRIPTS = 0x300, 0x10000  # characters among which combining marks are searched: later ones make patterns 5 times slower
+
+
+@cache
+def _pattern(more: str) -> str:
+    """Return the pattern of a word: one character of a script without spaces, or letters, digits and underscores with
+    the marks on them, such as the vowels of Devanagari, which `\\w` does not match.
+
+    Args:
+        more: how often they follow the first one, `*` or `+`.
+    """
+    marks = "".join(one for one in map(chr, range(*SCRIPTS)) if unicodedata.category(one)[0] == "M")
+    return rf"[{UNSPACED}]|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{marks}]){more}"
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case. Each character of a script without spaces is one."""
+    return re.findall(_pattern("*"), unicodedata.normalize("NFC", text.lower()))
 
 
 def bm25(query: str, passages: Sequence[str]) -> list[float]:
@@ -298,9 +317,10 @@ def _refuse_other_encoder(index: Index) -> None:
 
 
 def _cut(text: str, words: int, tokens: int | None, tokenizer: Any) -> list[str]:
-    """Return consecutive pieces of a text, of `tokens` tokens if given, else of `words` words, without blank ones."""
+    """Return consecutive pieces of a text, of `tokens` tokens if given, else of `words` words, without blank ones. Each
+    character of a script without spaces is a word."""
     if tokens is None:
-        starts = [found.start() for found in re.finditer(r"\S+", text)][words::words]
+        starts = [found.start() for found in re.finditer(rf"[{UNSPACED}][^\w\s]*|[^\s{UNSPACED}]+", text)][words::words]
     else:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         starts = [start for start, _ in encoded["offset_mapping"][tokens::tokens]]
@@ -339,7 +359,8 @@ def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -
 def _words(texts: list[str], return_ids: bool = False) -> Any:
     """Return the terms of each text; with `return_ids` in the form that bm25s indexes."""
     bm25s = optional_import("bm25s", "retrieval")
-    return bm25s.tokenize(texts, token_pattern=TERM, return_ids=return_ids, show_progress=False)
+    composed = [unicodedata.normalize("NFC", text) for text in texts]
+    return bm25s.tokenize(composed, token_pattern=_pattern("+"), return_ids=return_ids, show_progress=False)
 
 
 def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
