@@ -43,21 +43,18 @@ from farspan.tasks.needle_words import ADJECTIVES, FORMS, NOUNS, WORDS
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
 
-KINDS = ("single", "multikey", "multivalue", "tracking")
-NEEDLES = KINDS[:3]
+FORMS_OF = {"keys": "words", "values": "numbers"}
+DEFAULTS: dict[str, dict[str, Any]] = {  # by kind: the settings that have an effect on some kinds only
+    "single": FORMS_OF,
+    "multikey": FORMS_OF | {"distractors": 3},
+    "multivalue": FORMS_OF | {"distractors": 0, "answers": 4, "spread": 0.2},
+    "tracking": {"distractors": 0, "hops": 4, "spread": 0.2},
+}
+KINDS = tuple(DEFAULTS)
 WAYS = ("forced", "generated")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 DIGITS, MOST_DIGITS = 7, 15  # 7 are RULER's
 LETTERS = 5  # of a variable, as in RULER
-# by setting: the kinds that it has an effect on, and its default there
-USED = {
-    "keys": (NEEDLES, "words"),
-    "values": (NEEDLES, "numbers"),
-    "distractors": (KINDS[1:], 0),
-    "answers": (("multivalue",), 4),
-    "hops": (("tracking",), 4),
-    "spread": (("multivalue", "tracking"), 0.2),
-}
 NEW_TOKENS = 64
 DAY = datetime(2024, 7, 26)  # for chat templates that write the date: a prompt must not depend on when it is measured
 
@@ -97,7 +94,7 @@ class NeedlePrompt:
 
 @dataclass(frozen=True)
 class Needle(Task):
-    """Needles in the text. A setting that is None has its default, and has an effect on some kinds only (USED)."""
+    """Needles in the text. A setting that is None has its default."""
 
     kind: str = choice(KINDS, "single")
     ask: str = choice(WAYS, "forced")
@@ -126,9 +123,9 @@ class Needle(Task):
             raise ValueError(f"depths = {given}: got a depth twice or none, expected different ones such as 0+0.5+1")
         if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} is outside the text: expected 0, its beginning, to 1, its end")
-        for name, (kinds, _) in USED.items():
-            if getattr(self, name) is not None and self.kind not in kinds:
-                others = " or ".join(f"kind={kind}" for kind in kinds)
+        for name in ("keys", "values", "distractors", "answers", "hops", "spread"):
+            if getattr(self, name) is not None and name not in DEFAULTS[self.kind]:
+                others = " or ".join(f"kind={kind}" for kind, its in DEFAULTS.items() if name in its)
                 raise ValueError(f"{name} has no effect on kind={self.kind}: leave it out, or use {others}")
         if self.kind == "multikey" and self.distractors == 0:
             raise ValueError("distractors = 0: multikey needs at least 1; use kind=single")
@@ -145,11 +142,9 @@ class Needle(Task):
         return Quality("right", "right answers", higher_is_better=True, graded=graded)
 
     def used(self, name: str) -> Any:
-        """Return a setting of USED: the given value, else the kind's own; None where it has no effect."""
-        kinds, default = USED[name]
-        if (given := getattr(self, name)) is not None or self.kind not in kinds:
-            return given
-        return 3 if (name, self.kind) == ("distractors", "multikey") else default
+        """Return a setting of DEFAULTS: the given value, else the kind's default; None where it has no effect."""
+        given = getattr(self, name)
+        return DEFAULTS[self.kind].get(name) if given is None else given
 
     @property
     def forms(self) -> tuple[str, str]:
@@ -185,7 +180,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        used = {name: value for name in USED if (value := self.used(name)) is not None}
+        used = {name: self.used(name) for name in DEFAULTS[self.kind]}
         used |= {"digits": self.num_digits, "depths": list(self.depths), "together": self.together}
         used |= {"new_tokens": self.num_new} if self.num_new else {}
         return {"kind": self.kind, "ask": self.ask, **used, **self.text.named}
@@ -204,31 +199,30 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         self, lm: LM, hay: np.ndarray, lengths: tuple[int, ...], repeat: int, seed: int
     ) -> Example[NeedlePrompt]:
         rng = np.random.default_rng([seed, repeat])
-        words = WORDS[self.kind]
-        named = self._tracking(rng, lm) if self.kind == "tracking" else self._needles(rng, lm)
-        head, end = self._template(lm)
-        spread = self.used("spread") or 0.0
-        queries: list[NeedleQuery] = []
-        others: list[Fact] = []
-        other_answers: list[str] = []
-        for which, (key, sentences, answers) in enumerate(named):
-            asked = which < len(self.depths)
-            depth = self.depths[which] if asked else float(rng.random())
-            depths = depth * (1 - spread) + np.linspace(0, spread, len(sentences))
-            ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
-            facts = tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
-            if asked:
-                question, beginning = (text.format(noun=self._noun, key=key) for text in (words.question, words.answer))
-                queries.append(_query(lm, facts, question, beginning, answers, end))
-            else:
-                others += facts
-                other_answers += answers
+        groups = self._tracking(rng, lm) if self.kind == "tracking" else self._needles(rng, lm)
+        queried = len(self.depths)
+        depths = [*self.depths, *rng.random(len(groups) - queried).tolist()]
+        placed = [self._placed(lm, sentences, depth) for depth, (_, sentences, _) in zip(depths, groups, strict=True)]
+        words, (head, end) = WORDS[self.kind], self._template(lm)
+        queries = []
+        for facts, (key, _, answers) in zip(placed, groups[:queried], strict=False):
+            question, beginning = (text.format(noun=self._noun, key=key) for text in (words.question, words.answer))
+            queries.append(_query(lm, facts, question, beginning, answers, end))
+        others = tuple(fact for facts in placed[queried:] for fact in facts)
+        other_answers = tuple(answer for *_, answers in groups[queried:] for answer in answers)
         description = encoded(lm.tokenizer, words.description.format(noun=self._noun))
-        prompt = NeedlePrompt(head, description, hay, tuple(queries), tuple(others), tuple(other_answers))
+        prompt = NeedlePrompt(head, description, hay, tuple(queries), others, other_answers)
         self._check(lengths[0], prompt)
         what = f"{self.task} {self.version} {self.kind} {self.ask} {self.depths} {self.together} {seed} {repeat}"
         what += f" {self.num_new}" if self.num_new else ""
         return Example(digest(what, *prompt.named), repeat, lengths, prompt, self.depths)
+
+    def _placed(self, lm: LM, sentences: Sequence[str], depth: float) -> tuple[Fact, ...]:
+        """Return the sentences of one group of needles, spread from a depth on."""
+        spread = self.used("spread") or 0.0
+        depths = depth * (1 - spread) + np.linspace(0, spread, len(sentences))
+        ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
+        return tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
 
     @property
     def _noun(self) -> str:
@@ -247,11 +241,10 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
             other = FORMS[form == "words"]
             _check_apart(lm, f"{name} of form {form}", texts, f"choose {name}={other}")
         article = "A" if each > 1 else "The"
-        found = []
-        for which, key in enumerate(keys):
-            mine = values[which * each : (which + 1) * each]
-            found.append((key, [f"{article} magic {self._noun} of {key} is {value}." for value in mine], mine))
-        return found
+        return [
+            (key, [f"{article} magic {self._noun} of {key} is {value}." for value in mine], mine)
+            for key, mine in zip(keys, _cut(values, each), strict=True)
+        ]
 
     def _tracking(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
         """Return value, assignments and variables of each chain: first a chain for each depth, then distractors."""
@@ -264,12 +257,10 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         hint = "use kind=single with values=words or values=numbers"
         _check_apart(lm, "variables", variables, hint)
         _check_apart(lm, "values of form numbers", values, hint)
-        found = []
-        for which, value in enumerate(values):
-            mine = variables[which * each : (which + 1) * each]
-            chain = [f"VAR {mine[0]} = {value}", *(f"VAR {later} = VAR {one}" for one, later in pairwise(mine))]
-            found.append((value, chain, mine))
-        return found
+        return [
+            (value, [f"VAR {mine[0]} = {value}", *(f"VAR {b} = VAR {a}" for a, b in pairwise(mine))], mine)
+            for value, mine in zip(values, _cut(variables, each), strict=True)
+        ]
 
     def _drawn(self, rng: np.random.Generator, form: str, count: int) -> list[str]:
         """Return `count` different words or numbers."""
@@ -356,14 +347,14 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
             tokens, begin = self.context(lm, example, length, which)
             if which == 0 or not self.together:
                 memory = reader.read(row(tokens), head=row(prompt.head))
-            values, failed = judged(lm, memory, example, which)
+            values, failed = judged(lm, memory, prompt, which)
             context = len(prompt.head) + len(tokens) + len(query.ids)
             values |= {"question": query.question, "answers": list(query.answers)}
             values |= {"context": context, "distance": len(tokens) - begin, **places(memory)}
             yield Result.of(example, length, memory, values, failed, depth)
 
-    def _forced(self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int) -> tuple[dict[str, Any], str]:
-        query = example.payload.queries[which]
+    def _forced(self, lm: LM, memory: Memory, prompt: NeedlePrompt, which: int) -> tuple[dict[str, Any], str]:
+        query = prompt.queries[which]
         scores = memory.score(row(np.concatenate([query.ids, query.answer])), slice(len(query.ids), None))
         scored = torch.tensor([place for span in query.spans for place in range(*span)], device=scores.rank.device)
         if failed := int(scores.failed[0, scored].sum()):
@@ -373,10 +364,8 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         values = _shares(right) | {"token_hits": float(hits[scored.cpu().numpy()].mean())}
         return values | ({"nats": nats} if np.isfinite(nats) else {}), ""
 
-    def _generated(
-        self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int
-    ) -> tuple[dict[str, Any], str]:
-        prompt, query = example.payload, example.payload.queries[which]
+    def _generated(self, lm: LM, memory: Memory, prompt: NeedlePrompt, which: int) -> tuple[dict[str, Any], str]:
+        query = prompt.queries[which]
         try:
             [new] = memory.generate(row(query.ids), self.num_new, stop=lm.stop_tokens)
         except NotFiniteError as error:
@@ -418,6 +407,10 @@ def _query(
             )
     spans = tuple((int(last) - len(part), int(last)) for part, last in zip(parts, ends, strict=True))[::2]
     return NeedleQuery(facts, ids, whole, spans, question, tuple(answers))
+
+
+def _cut(texts: list[str], size: int) -> list[list[str]]:
+    return [texts[first : first + size] for first in range(0, len(texts), size)]
 
 
 def _check_apart(lm: LM, what: str, texts: Sequence[str], hint: str) -> None:
