@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farspan.cli.options import (
-    ROWS_KEPT,
-    TASK,
-    AsJson,
-    Batch,
-    Chunk,
-    Loading,
-    Model,
-    Out,
-    err,
-    one_line_errors,
-    option,
-    print_notice,
-)
+from farspan.cli.messages import ROWS_KEPT, err, one_line_errors, print_notice
+from farspan.cli.options import TASK, AsJson, Batch, Chunk, Loading, Model, Out, option
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
