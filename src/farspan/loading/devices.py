@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from farspan.hf.device import has_instructions
+from farspan import hf
 from farspan.loading import stored_dtype
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ def own_dtype(name: str, config: Any, device: torch.device | None) -> torch.dtyp
         device: None: other options choose devices.
     """
     own = stored_dtype(config)
-    if own is None or device is None or has_instructions(device, own):
+    if own is None or device is None or hf.has_instructions(device, own):
         return "auto"
     stored = str(own).removeprefix("torch.")
     logger.warning(
