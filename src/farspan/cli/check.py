@@ -53,7 +53,8 @@ def check(
         from farspan.measuring.again import measure_again, read_baseline
         from farspan.measuring.loop import Watch
         from farspan.record import read_header
-        from farspan.report.changes import compare, print_changes
+        from farspan.report.changes import compare
+        from farspan.report.changes_table import print_changes
         from farspan.report.notices import unfinished
         from farspan.report.progress import Display
         from farspan.report.runs import Source, of_model

@@ -135,12 +135,15 @@ def draw_on(axes: Axes, one: Figure | Heat) -> None:
 
 def _draw(axes: Axes, one: Figure | Heat) -> int:
     """Draw a figure without title and legend; return the rows of labels above the axes."""
-    return _draw_heat(axes, one) if isinstance(one, Heat) else _draw_lines(axes, one)
+    if isinstance(one, Heat):
+        _draw_heat(axes, one)
+        return 0
+    return _draw_lines(axes, one)
 
 
 def _add_title(axes: Axes, one: Figure | Heat, rows: int, loc: Literal["left", "center"], fontsize: float) -> None:
     """Write the title of a figure above so many rows of labels."""
-    title = "\n".join(part for part in (_wrapped(one.title, _width(axes), fontsize), one.note) if part)
+    title = "\n".join(part for part in (_wrapped(one.title, _size(axes)[0], fontsize), one.note) if part)
     axes.set_title(title, loc=loc, fontsize=fontsize, pad=6 + ROW * rows)
 
 
@@ -196,9 +199,10 @@ def _wrapped(text: str, room: float, size: float) -> str:
     return "\n".join(lines if len(lines) <= TITLE_LINES else [*lines[: TITLE_LINES - 1], f"{lines[TITLE_LINES - 1]} …"])
 
 
-def _width(axes: Axes) -> float:
-    """Return the width of some axes in points."""
-    return axes.bbox.width * 72 / _picture_of(axes).dpi
+def _size(axes: Axes) -> tuple[float, float]:
+    """Return width and height of some axes in points."""
+    box, dpi = axes.bbox, _picture_of(axes).dpi
+    return box.width * 72 / dpi, box.height * 72 / dpi
 
 
 def _scale(axes: Axes, one: Figure) -> None:
@@ -345,7 +349,7 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
             if not 0 <= share <= 1:  # the axis ends with the lengths of the curves
                 continue
             half = 0.3 * 8 * len(rule.text)  # of the text's width
-            place = share * _width(axes)
+            place = share * _size(axes)[0]
             row = next((row for row, end in enumerate(ends) if place - half > end), len(ends))
             ends[row : row + 1] = [place + half + 6]
             up = axes.get_xaxis_transform()
@@ -358,13 +362,12 @@ def short_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def _draw_heat(axes: Axes, one: Heat) -> int:
-    """Draw a map; return the rows of labels above the axes: none."""
+def _draw_heat(axes: Axes, one: Heat) -> None:
     values = np.maximum(one.values, one.span[0]) if one.log else one.values  # NaN stays
     norm = (LogNorm if one.log else Normalize)(*one.span)
     image = axes.imshow(values, norm=norm, cmap=COLOURMAP, aspect="auto", interpolation="nearest")
     rows, columns = values.shape
-    size = min(8.0, 200 / columns, 0.8 * axes.bbox.height * 72 / _picture_of(axes).dpi / rows)
+    size = min(8.0, 200 / columns, 0.8 * _size(axes)[1] / rows)
     if size >= SMALLEST and not one.log:
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
@@ -377,7 +380,6 @@ def _draw_heat(axes: Axes, one: Heat) -> int:
         axes.tick_params("x", rotation=45)
     axes.set(xlabel=one.x, ylabel=one.y)
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
-    return 0
 
 
 def add_legend(figure: Canvas, *axes: Axes) -> None:
@@ -389,10 +391,8 @@ def add_legend(figure: Canvas, *axes: Axes) -> None:
             named.setdefault(label, handle)
     labels, handles = list(named), list(named.values())
     if (more := len(labels) - LEGEND_LINES) > 0:
-        handles, labels = (
-            [*handles[:LEGEND_LINES], Line2D([], [], linestyle="none")],
-            [*labels[:LEGEND_LINES], f"and {more:,} more"],
-        )
+        labels[LEGEND_LINES:] = [f"and {more:,} more"]
+        handles[LEGEND_LINES:] = [Line2D([], [], linestyle="none")]
     columns = max(1, min(3, LEGEND_CHARACTERS // (max(map(len, labels)) + 6)))
     figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 
