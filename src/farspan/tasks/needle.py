@@ -26,7 +26,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,7 +38,7 @@ from farspan.reader import Memory, NotFiniteError, Reader
 from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.facts import Fact, inserted
-from farspan.tasks.needle_words import ADJECTIVES, FORMS, NOUNS, WORDS
+from farspan.tasks.needle_words import FORMS, WORDS, Group, chains, needles, noun_of
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
 
@@ -54,7 +53,6 @@ KINDS = tuple(DEFAULTS)
 WAYS = ("forced", "generated")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 DIGITS, MOST_DIGITS = 7, 15  # 7 are RULER's
-LETTERS = 5  # of a variable, as in RULER
 NEW_TOKENS = 64
 DAY = datetime(2024, 7, 26)  # for chat templates that write the date: a prompt must not depend on when it is measured
 
@@ -199,18 +197,18 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         self, lm: LM, hay: np.ndarray, lengths: tuple[int, ...], repeat: int, seed: int
     ) -> Example[NeedlePrompt]:
         rng = np.random.default_rng([seed, repeat])
-        groups = self._tracking(rng, lm) if self.kind == "tracking" else self._needles(rng, lm)
+        groups = self._groups(rng, lm)
         queried = len(self.depths)
         depths = [*self.depths, *rng.random(len(groups) - queried).tolist()]
-        placed = [self._placed(lm, sentences, depth) for depth, (_, sentences, _) in zip(depths, groups, strict=True)]
-        words, (head, end) = WORDS[self.kind], self._template(lm)
+        placed = [self._placed(lm, one.sentences, depth) for depth, one in zip(depths, groups, strict=True)]
+        words, noun, (head, end) = WORDS[self.kind], noun_of(self.used("values")), self._template(lm)
         queries = []
-        for facts, (key, _, answers) in zip(placed, groups[:queried], strict=False):
-            question, beginning = (text.format(noun=self._noun, key=key) for text in (words.question, words.answer))
-            queries.append(_query(lm, facts, question, beginning, answers, end))
+        for facts, one in zip(placed, groups[:queried], strict=False):
+            question, beginning = (text.format(noun=noun, key=one.key) for text in (words.question, words.answer))
+            queries.append(_query(lm, facts, question, beginning, one.answers, end))
         others = tuple(fact for facts in placed[queried:] for fact in facts)
-        other_answers = tuple(answer for *_, answers in groups[queried:] for answer in answers)
-        description = encoded(lm.tokenizer, words.description.format(noun=self._noun))
+        other_answers = tuple(answer for one in groups[queried:] for answer in one.answers)
+        description = encoded(lm.tokenizer, words.description.format(noun=noun))
         prompt = NeedlePrompt(head, description, hay, tuple(queries), others, other_answers)
         self._check(lengths[0], prompt)
         what = f"{self.task} {self.version} {self.kind} {self.ask} {self.depths} {self.together} {seed} {repeat}"
@@ -224,55 +222,12 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
         return tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
 
-    @property
-    def _noun(self) -> str:
-        return "word" if self.used("values") == "words" else "number"
-
-    def _needles(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
-        """Return key, sentences and values of each group of needles: first a group for each depth, then distractors."""
-        groups, each = len(self.depths) + (self.used("distractors") or 0), self.used("answers") or 1
-        of_keys, of_values = self.forms
-        if of_keys == of_values:  # no key is also a value
-            drawn = self._drawn(rng, of_keys, groups * (1 + each))
-            keys, values = drawn[:groups], drawn[groups:]
-        else:
-            keys, values = self._drawn(rng, of_keys, groups), self._drawn(rng, of_values, groups * each)
-        for name, form, texts in (("keys", of_keys, keys), ("values", of_values, values)):
-            other = FORMS[form == "words"]
-            _check_apart(lm, f"{name} of form {form}", texts, f"choose {name}={other}")
-        article = "A" if each > 1 else "The"
-        return [
-            (key, [f"{article} magic {self._noun} of {key} is {value}." for value in mine], mine)
-            for key, mine in zip(keys, _cut(values, each), strict=True)
-        ]
-
-    def _tracking(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
-        """Return value, assignments and variables of each chain: first a chain for each depth, then distractors."""
-        chains, each = len(self.depths) + self.used("distractors"), 1 + self.used("hops")
-        values = self._drawn(rng, "numbers", chains)
-        names: dict[str, None] = {}
-        while len(names) < chains * each:
-            names["".join(rng.choice(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), LETTERS))] = None
-        variables = list(names)
-        hint = "use kind=single with values=words or values=numbers"
-        _check_apart(lm, "variables", variables, hint)
-        _check_apart(lm, "values of form numbers", values, hint)
-        return [
-            (value, [f"VAR {mine[0]} = {value}", *(f"VAR {b} = VAR {a}" for a, b in pairwise(mine))], mine)
-            for value, mine in zip(values, _cut(variables, each), strict=True)
-        ]
-
-    def _drawn(self, rng: np.random.Generator, form: str, count: int) -> list[str]:
-        """Return `count` different words or numbers."""
-        lowest = 10 ** (self.num_digits - 1)
-        there = len(ADJECTIVES) * len(NOUNS) if form == "words" else 9 * lowest
-        if count > there:
-            more = "give fewer" if form == "words" else f"digits = {self.num_digits} makes {there:,}: give more digits"
-            raise ValueError(f"{count:,} different {form} are needed, for all depths and distractors; {more}")
-        chosen = rng.choice(there, count, replace=False)
-        if form == "numbers":
-            return [str(lowest + int(one)) for one in chosen]
-        return [f"{ADJECTIVES[one // len(NOUNS)]}-{NOUNS[one % len(NOUNS)]}" for one in chosen]
+    def _groups(self, rng: np.random.Generator, lm: LM) -> list[Group]:
+        """Return the needles of each depth, then the distractors."""
+        count = len(self.depths) + (self.used("distractors") or 0)
+        if self.kind == "tracking":
+            return chains(rng, lm, count, self.used("hops"), self.num_digits)
+        return needles(rng, lm, count, self.used("answers") or 1, self.forms, self.num_digits)
 
     def _template(self, lm: LM) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens before the description, and those between question and answer; None: no chat template."""
@@ -407,21 +362,6 @@ def _query(
             )
     spans = tuple((int(last) - len(part), int(last)) for part, last in zip(parts, ends, strict=True))[::2]
     return NeedleQuery(facts, ids, whole, spans, question, tuple(answers))
-
-
-def _cut(texts: list[str], size: int) -> list[list[str]]:
-    return [texts[first : first + size] for first in range(0, len(texts), size)]
-
-
-def _check_apart(lm: LM, what: str, texts: Sequence[str], hint: str) -> None:
-    """Raise ValueError if two texts have the same tokens, or one has the first tokens of another."""
-    ids = sorted((following(lm.tokenizer, f" {text}", before="is").tolist(), text) for text in texts)
-    for (one, first), (other, second) in pairwise([([], ""), *ids]):
-        if not other or (one and other[: len(one)] == one):
-            raise ValueError(
-                f"{what} do not tokenise apart: {first!r} and {second!r} have the same tokens, or one has those of the "
-                f"other's beginning, for the tokenizer of {lm.name}; {hint}"
-            )
 
 
 def _shares(right: Sequence[bool]) -> dict[str, float]:
