@@ -31,20 +31,16 @@ from farspan.lengths import DEFAULT_POINTS, refuse_depths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
 from farspan.specs import choice, limited
-from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Work, digest, not_finite
+from farspan.tasks.copy_task import MEAN_RECALLED, RECALLED, CopyTask
 from farspan.terminal import report
-from farspan.text.corpora import Corpus, join, load
+from farspan.text.corpora import Corpus, join
 
 Protocol = Literal["paper", "nested", "probe"]
-PROBED = (128, 256)  # tokens of a probe for warm-up, and scored
-PROBED_LONG = (512, 1024)  # the same if the largest length exceeds LONG
 RING = 4  # repeats that share their targets; more repeats form new rings, so that earlier ones do not change
 NESTED_TO = 4096  # tokens; curves that go further, so contexts of more than 8,192, are probed
-LONG = 8192  # tokens; curves that go further are probed with more tokens
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
 MOST_OVERLAP = 0.5  # share of a target's runs that its control may have read; more is reported
-RECALLED = "copied beyond guessing"  # copy accuracy minus control; without it, better guesses would pass for memory
-MEAN_RECALLED = f"{RECALLED} (mean over depths)"
 AUTHORS_SEPARATOR = 1  # the authors' script uses id 1 for any model; it puts id 2 last, where it has no effect
 
 
@@ -63,62 +59,6 @@ class Texts:
         repeat = None if self.other_repeat is None else np.array(self.other_repeat)
         parts = {"other": self.other, "other_repeat": repeat, "prefix": self.prefix, "target": self.target}
         yield from ((name, ids) for name, ids in parts.items() if ids is not None)
-
-
-class CopyTask(Task):
-    """What the tasks `curve` and `recall` share: two texts, and the tokens of a probe."""
-
-    warmup: int | None  # w, tokens
-    scored: int | None  # k, tokens
-    target_text: str | None  # S
-    prefix_text: str | None  # I
-
-    details: ClassVar[tuple[str, ...]] = ("copy", "control")
-    same_at_depths: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "" in (self.target_text, self.prefix_text):
-            raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
-
-    @property
-    def reads_text(self) -> bool:
-        return self.target_text is None or "shuffled" in (self.target_text, self.prefix_text)
-
-    def named_texts(self, lm: LM, text: str) -> tuple[Corpus, Corpus | None]:
-        """Return the target text and the irrelevant text, if it has a name; `text`: that of the measurement."""
-
-        def named(name: str) -> Corpus:
-            return load(f"shuffled:{text}" if name == "shuffled" else name, lm.tokenizer)
-
-        return named(self.target_text or text), named(self.prefix_text) if self.prefix_text else None
-
-    def probe_tokens(self, largest: int, context: int | None, *, always: bool = True) -> tuple[int, int]:
-        """Return w and k, chosen for the largest length where they are None.
-
-        Args:
-            context: tokens, of a map: the choice takes at most a quarter of them, to be short enough for several
-                depths.
-            always: False: only if the usual choice does not fit into them.
-
-        Raises:
-            ValueError: a probe that was given is longer than the largest length.
-        """
-
-        def given_or(w: int, k: int) -> tuple[int, int]:
-            return w if self.warmup is None else self.warmup, k if self.scored is None else self.scored
-
-        w, k = PROBED_LONG if largest > LONG else PROBED
-        if context is not None and (always or sum(given_or(w, k)) >= context):
-            while w > 1 and w + k > context // 4:
-                w, k = w // 2, k // 2
-        w, k = given_or(w, k)
-        if (self.warmup, self.scored) != (None, None) and 0 < largest < w + k:
-            raise ValueError(
-                f"a probe of {w} + {k} tokens (--warmup, --scored) is longer than the longest text, {largest:,} "
-                "tokens: give smaller ones, or longer --lengths"
-            )
-        return w, k
 
 
 @dataclass(frozen=True)

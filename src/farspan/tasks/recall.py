@@ -13,7 +13,8 @@ import numpy as np
 from farspan.lm import LM
 from farspan.specs import limited
 from farspan.tasks.base import Quality
-from farspan.tasks.curve import MEAN_RECALLED, BoundCurve, CopyTask
+from farspan.tasks.copy_task import MEAN_RECALLED, CopyTask
+from farspan.tasks.curve import BoundCurve
 
 
 @dataclass(frozen=True)
