@@ -165,10 +165,11 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
         axes.plot(*one.front.T, color=NEUTRAL, linestyle="--", linewidth=1, zorder=1, label=FRONT)
     for area in one.areas:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
-    failures = [(failed, height) for failed, height in zip(one.failed, one.failed_heights, strict=True)
-                if failed.statuses.keys() - failed.partly]  # fmt: skip
-    for failed, height in failures:
-        _draw_failed(axes, failed, height)
+    highest = 0.0  # of the crosses
+    for failed, height in zip(one.failed, one.failed_heights, strict=True):
+        if lengths := sorted(failed.statuses.keys() - failed.partly):
+            _draw_failed(axes, failed, lengths, height)
+            highest = max(highest, height)
     for rule in one.rules:
         draw, place = (axes.axhline, rule.y or 0.0) if rule.x is None else (axes.axvline, rule.x)
         draw(place, color=NEUTRAL, linestyle=":", linewidth=1.2)
@@ -176,7 +177,7 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
     _scale(axes, one)
     if one.span is not None:
         axes.set_ylim(one.span)
-    floor = _lay_strip(axes, max((height for _, height in failures), default=0.0))
+    floor = _lay_strip(axes, highest)
     rows = _label_rules(axes, one.rules)
     if one.exp:
         right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
@@ -224,7 +225,7 @@ def _scale(axes: Axes, one: Figure) -> None:
     elif one.log_x:
         _number_log_axis(axes.xaxis, one.counts)
     else:
-        axes.xaxis.set_major_formatter("{x:,.0f}" if one.counts else FuncFormatter(lambda x, _: short_number(x)))
+        axes.xaxis.set_major_formatter("{x:,.0f}" if one.counts else FuncFormatter(_short_number))
     if one.log_y:
         axes.set_yscale("log")
         _number_log_axis(axes.yaxis)
@@ -295,9 +296,8 @@ def _look(line: Line) -> dict[str, Any]:
     return look | {"marker": shape(line.index)[2], "markersize": 6, "markevery": line.marked}
 
 
-def _draw_failed(axes: Axes, failed: Failed, height: float) -> None:
-    """Draw a cross within the marker of the member at each length without a result."""
-    lengths = sorted(failed.statuses.keys() - failed.partly)
+def _draw_failed(axes: Axes, failed: Failed, lengths: Sequence[int], height: float) -> None:
+    """Draw a cross within the marker of the member at each of these lengths, which have no result."""
     axes.plot(
         lengths, [height] * len(lengths), marker=_crossed(shape(failed.index)[2]), markersize=9,
         linestyle="", color=colour(failed.index), markerfacecolor="none",
@@ -357,8 +357,7 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
     return len(ends)
 
 
-def short_number(number: float) -> str:
-    """Write a tick of an axis."""
+def _short_number(number: float, _: int | None) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
