@@ -38,7 +38,7 @@ from farspan.reader import Memory, NotFiniteError, Reader
 from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.facts import Fact, inserted
-from farspan.tasks.needle_words import FORMS, WORDS, Group, chains, needles, noun_of
+from farspan.tasks.needle_words import FORMS, WORDS, NeedleGroup, chains, needles, noun_of
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
 
@@ -222,7 +222,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
         return tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
 
-    def _groups(self, rng: np.random.Generator, lm: LM) -> list[Group]:
+    def _groups(self, rng: np.random.Generator, lm: LM) -> list[NeedleGroup]:
         """Return the needles of each depth, then the distractors."""
         count = len(self.depths) + (self.used("distractors") or 0)
         if self.kind == "tracking":

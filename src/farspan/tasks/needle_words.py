@@ -48,7 +48,7 @@ CHAIN = Words(
 WORDS = {"single": ONE, "multikey": ONE, "multivalue": SEVERAL, "tracking": CHAIN}
 
 
-class Group(NamedTuple):
+class NeedleGroup(NamedTuple):
     """The needles that one question is about."""
 
     key: str  # that the question names
@@ -63,7 +63,7 @@ def noun_of(form: str | None) -> str:
 
 def needles(
     rng: np.random.Generator, lm: LM, count: int, each: int, forms: tuple[str, str], digits: int
-) -> list[Group]:
+) -> list[NeedleGroup]:
     """Return groups of needles, each about a key with `each` values.
 
     Args:
@@ -83,12 +83,12 @@ def needles(
         _check_apart(lm, f"{name} of form {form}", texts, f"choose {name}={FORMS[form == 'words']}")
     begin = f"{'A' if each > 1 else 'The'} magic {noun_of(of_values)} of"
     return [
-        Group(key, [f"{begin} {key} is {value}." for value in mine], mine)
+        NeedleGroup(key, [f"{begin} {key} is {value}." for value in mine], mine)
         for key, mine in zip(keys, _cut(values, each), strict=True)
     ]
 
 
-def chains(rng: np.random.Generator, lm: LM, count: int, hops: int, digits: int) -> list[Group]:
+def chains(rng: np.random.Generator, lm: LM, count: int, hops: int, digits: int) -> list[NeedleGroup]:
     """Return chains of assignments, each of a value to a variable, and `hops` times of a variable to another; as
     `needles`."""
     values = _drawn(rng, "numbers", count, digits)
@@ -100,7 +100,7 @@ def chains(rng: np.random.Generator, lm: LM, count: int, hops: int, digits: int)
     _check_apart(lm, "variables", variables, hint)
     _check_apart(lm, "values of form numbers", values, hint)
     return [
-        Group(value, [f"VAR {mine[0]} = {value}", *(f"VAR {b} = VAR {a}" for a, b in pairwise(mine))], mine)
+        NeedleGroup(value, [f"VAR {mine[0]} = {value}", *(f"VAR {b} = VAR {a}" for a, b in pairwise(mine))], mine)
         for value, mine in zip(values, _cut(variables, 1 + hops), strict=True)
     ]
 
