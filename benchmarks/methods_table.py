@@ -14,7 +14,7 @@ two examples of every part under two methods, in under a minute.
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -227,14 +227,27 @@ def _common(methods: ByMethod) -> ByMethod:
     return {how: {one: by[one] for one in shared} for how, by in methods.items()}
 
 
+def _numbers(rows: Iterable[Row], place: str, number: Callable[[Row], float]) -> dict[Any, ByMethod]:
+    """Return a number of each example by place ("length" or "depth") and method, the mean over its rows there."""
+    found: dict[float, dict[str, dict[str, list[float]]]] = {}
+    for row in rows:
+        by = found.setdefault(getattr(row, place), {}).setdefault(row.method, {})
+        by.setdefault(row.example, []).append(number(row))
+    return {
+        at: {how: {one: float(np.mean(some)) for one, some in by.items()} for how, by in methods.items()}
+        for at, methods in sorted(found.items())
+    }
+
+
+def _scored(model: str, part: str) -> list[Row]:
+    return [row for row in rows_of(model, part)[1] if row.status == "ok"]
+
+
 def token_nats(model: str, part: str = "") -> dict[int, ByMethod]:
     """Return the nats per token by length; of a real model those of LongPPL's targets, read under every method."""
     task, score = ("longppl", "nats_all") if model in real_tables.MODELS else ("perplexity", "nats")
-    found: dict[int, ByMethod] = {}
-    for row in rows_of(model, part or task)[1]:
-        if row.task == task and row.status in ("ok", "no_keys"):
-            found.setdefault(row.length, {}).setdefault(row.method, {})[row.example] = row.scores[score]
-    return dict(sorted(found.items()))
+    rows = (row for row in rows_of(model, part or task)[1] if row.task == task and row.status in ("ok", "no_keys"))
+    return _numbers(rows, "length", lambda row: row.scores[score])
 
 
 def tokens(model: str, part: str = "") -> str:
@@ -244,13 +257,12 @@ def tokens(model: str, part: str = "") -> str:
 
 def output_nats(model: str) -> dict[int, ByMethod]:
     """Return the nats of the right output among all outputs, by number of demonstrations."""
-    found: dict[int, ByMethod] = {}
-    for row in rows_of(model, "icl")[1]:
-        if row.status == "ok":
-            costs = np.array(row.scores["nats"])
-            by = found.setdefault(row.length, {}).setdefault(row.method, {})
-            by[row.example] = float(costs[row.scores["gold"]] + logsumexp(-costs))
-    return found
+
+    def right(row: Row) -> float:
+        costs = np.array(row.scores["nats"])
+        return float(costs[row.scores["gold"]] + logsumexp(-costs))
+
+    return _numbers(_scored(model, "icl"), "length", right)
 
 
 def outputs(model: str) -> str:
@@ -259,17 +271,15 @@ def outputs(model: str) -> str:
     return _marked("nats of the right output", columns, digits=2)
 
 
-def needle_nats(model: str, depths: Collection[float] = ()) -> dict[int, ByMethod]:
-    """Return the nats of the answer by length, each the mean over its depths, or over those given."""
-    every: dict[int, dict[str, dict[str, list[float]]]] = {}
-    for row in rows_of(model, "needle")[1]:
-        if row.status == "ok" and (not depths or row.depth in depths):
-            by = every.setdefault(row.length, {}).setdefault(row.method, {})
-            by.setdefault(row.example, []).append(row.scores["nats"])
-    return {
-        n: {how: {one: float(np.mean(some)) for one, some in by.items()} for how, by in methods.items()}
-        for n, methods in every.items()
-    }
+def needle_nats(model: str) -> dict[int, ByMethod]:
+    """Return the nats of a needle's answer by length, each the mean over its depths."""
+    return _numbers(_scored(model, "needle"), "length", lambda row: row.scores["nats"])
+
+
+def needle_nats_at(model: str, length: int) -> dict[float, ByMethod]:
+    """Return the nats of a needle's answer at one length by depth."""
+    rows = (row for row in _scored(model, "needle") if row.length == length)
+    return _numbers(rows, "depth", lambda row: row.scores["nats"])
 
 
 def more_than_first(methods: ByMethod) -> dict[str, tuple[float, float, float, float]]:
@@ -290,9 +300,8 @@ def nats_by_distance(length: int) -> Callable[[str], str]:
     """Return a function that makes the table of the nats of a needle's answer by method and distance."""
 
     def made(model: str) -> str:
-        columns: dict[str, ByMethod] = {}
-        for depth in sorted({row.depth for row in rows_of(model, "needle")[1]}):
-            columns[f"{round((1 - depth) * length, -2):,.0f} back"] = needle_nats(model, (depth,))[length]
+        at = needle_nats_at(model, length).items()
+        columns = {f"{round((1 - depth) * length, -2):,.0f} back": methods for depth, methods in at}
         return _marked("nats of an answer", columns)
 
     return made
@@ -542,7 +551,7 @@ def claims() -> dict[str, bool]:
     verdicts = {(cell.method, cell.length): cell.verdict for cell in quality("demo", "perplexity")}
     facts = [against_perplexity("demo", "facts", f"memory, {text}", 2048) for text in TEXTS.values()]
     real = "SmolLM2-135M-Instruct.Q4_1"
-    gaps = more_than_first(needle_nats(real, (0.0,))[8192])
+    gaps = more_than_first(needle_nats_at(real, 8192)[0.0])
     longer = "rope:type=yarn", "rope:type=ntk", "replug", "ape", "selfextend", "dca:"  # how their names begin
     return {
         "YaRN has a longer span than full on both texts": all(_change(part, "full", yarn) > 0 for part in TEXTS),
@@ -601,7 +610,7 @@ def claims() -> dict[str, bool]:
 
 def found_farthest(model: str, length: int) -> set[str]:
     """Return the methods under which the farthest needle takes fewer nats than guessed digits, by the interval."""
-    found = needle_nats(model, (0.0,))[length]
+    found = needle_nats_at(model, length)[0.0]
     return {how for how, by in found.items() if student_mean(np.array(list(by.values())))[2] < GUESSED}
 
 

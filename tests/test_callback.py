@@ -17,6 +17,7 @@ from transformers.integrations import integration_utils
 
 import farspan.callback
 from farspan import CurveCallback, hf, measure, read_rows
+from farspan.hf.training import unwrapped
 from farspan.lm import wrap
 from farspan.reader import dense_reader
 from farspan.record import read_header
@@ -433,8 +434,8 @@ def test_a_number_of_steps_below_one_is_refused() -> None:
 
 def test_a_compiled_model_is_measured_as_it_is(trainer: Start, curves: Any, tmp_path: Path) -> None:
     model = tiny_model()
-    assert farspan.callback._unwrapped(torch.compile(model, backend="eager")) is model
-    assert farspan.callback._unwrapped(torch.nn.DataParallel(model)) is model
+    assert unwrapped(torch.compile(model, backend="eager")) is model
+    assert unwrapped(torch.nn.DataParallel(model)) is model
 
 
 def test_sharded_parameters_are_refused(trainer: Start, curves: Any) -> None:
@@ -444,9 +445,9 @@ def test_sharded_parameters_are_refused(trainer: Start, curves: Any) -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = tiny_model()
-        assert farspan.callback._unwrapped(model) is model
+        assert unwrapped(model) is model
         with pytest.raises(ValueError, match=r"sharded over processes \(FSDP, DeepSpeed ZeRO-3"):
-            farspan.callback._unwrapped(fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,))))
+            unwrapped(fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,))))
     finally:
         torch.distributed.destroy_process_group()
 
@@ -473,4 +474,4 @@ def test_trained_tokens_before_each_text_are_not_left_out() -> None:
     peft = pytest.importorskip("peft")
     tuned = peft.get_peft_model(tiny_model(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
     with pytest.raises(ValueError, match="PeftModelForCausalLM puts trained tokens before each text"):
-        farspan.callback._unwrapped(tuned)
+        unwrapped(tuned)

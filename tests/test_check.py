@@ -20,7 +20,8 @@ import farspan as library
 from farspan.loading.places import folder_of
 from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
-from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
+from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare
+from farspan.report.changes_table import print_changes
 from farspan.report.notices import other_tokenizers, same_weights, uneven_costs, unfinished
 from farspan.report.runs import Source, read_run
 from farspan.stats import Difference, paired_tost, tost

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import farspan
 from farspan import reader
-from farspan.cli.options import one_line_errors
+from farspan.cli.messages import one_line_errors
 from farspan.files import cache_folder
 from farspan.lm import trained_length_of
 from farspan.loading import gguf

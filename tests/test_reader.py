@@ -16,7 +16,7 @@ from farspan.lm import LM, wrap
 from farspan.measuring.loop import chunk_of
 from farspan.methods import method
 from farspan.reader import CachedMemory, DenseReader, NotFiniteError, dense_reader, self_check
-from farspan.reader.memory import PlainMemory
+from farspan.reader.dense_memory import PlainMemory
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy

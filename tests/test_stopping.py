@@ -30,7 +30,7 @@ BY_A_COMMAND = (
     BEGINNING
     + """
 import typer
-from farspan.cli.options import one_line_errors
+from farspan.cli.messages import one_line_errors
 app = typer.Typer()
 @app.command()
 def reported():

@@ -26,6 +26,7 @@ from farspan.text.corpora import Corpus, load
 from farspan.train import checkpoint, engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.cepe import CepeSettings
+from farspan.train.checkpoint_trainer import CheckpointTrainer
 from farspan.train.config import RECIPES, read_config, settings_of
 from farspan.train.distill import DistillSettings
 from farspan.train.lm import LmSettings, train
@@ -494,13 +495,13 @@ def test_one_process_trains_its_batch_on_one_gpu_whatever_their_number(
 
     (two := cached_property(with_two)).__set_name__(transformers.TrainingArguments, "_setup_devices")
     monkeypatch.setattr(transformers.TrainingArguments, "_setup_devices", two)
-    sizes, original, lines = [], checkpoint.CheckpointTrainer.training_step, list[str]()
+    sizes, original, lines = [], CheckpointTrainer.training_step, list[str]()
 
     def training_step(trainer: Any, model: nn.Module, inputs: dict[str, Tensor], *others: Any) -> Tensor:
         sizes.append(len(inputs["input_ids"]))
         return original(trainer, model, inputs, *others)
 
-    monkeypatch.setattr(checkpoint.CheckpointTrainer, "training_step", training_step)
+    monkeypatch.setattr(CheckpointTrainer, "training_step", training_step)
     train(settings("a", "trainer.steps=3"), TrainingWatch(notice=lines.append))
     assert sizes == [2] * 6
     assert any("one of the 2 GPUs" in line and "torchrun --nproc-per-node=2" in line for line in lines)

@@ -28,7 +28,8 @@ from farspan.report.export import memory_size
 from farspan.stats import MemoryLength
 from farspan.train import cepe, distill, interrupts, lm, mlm, smt
 from farspan.train.cards import measured_table, smt_card
-from farspan.train.checkpoint import CheckpointTrainer, writing
+from farspan.train.checkpoint import writing
+from farspan.train.checkpoint_trainer import CheckpointTrainer
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log

@@ -10,23 +10,22 @@ states.
 
 import logging
 import math
-import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Container, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
 
-import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
 from farspan.files import expanded
-from farspan.hf.modes import evaluating
+from farspan.hf.training import set_aside, unwrapped
 from farspan.lengths import check_lengths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring import trackers
@@ -138,8 +137,8 @@ class MeasuringCallback(TrainerCallback, ABC):
                 f"{name} has no tokenizer: give it one, {name}(tokenizer), or give the Trainer "
                 "processing_class=tokenizer"
             )
-        self._lm = wrap(_unwrapped(model), tokenizer, "step-0", trained_length=self.trained_length)
-        with _set_aside(self._lm.model):
+        self._lm = wrap(unwrapped(model), tokenizer, "step-0", trained_length=self.trained_length)
+        with set_aside(self._lm.model):
             dense_reader(self._lm)  # runs its checks once, outside of autocast
             task, self._task, self._what = self.choose(self._lm)
         self._spec = str(task)
@@ -153,7 +152,7 @@ class MeasuringCallback(TrainerCallback, ABC):
                 f"several {name} in one Trainer: expected one, since they log the same names. Keep one, and measure "
                 "saved checkpoints on other texts or lengths with `farspan curve` or `farspan perplexity`"
             )
-        model = _unwrapped(kwargs["model"])
+        model = unwrapped(kwargs["model"])
         if not state.is_world_process_zero:
             return
         task = self.prepare(model, kwargs.get("processing_class"))
@@ -195,7 +194,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         lm = replace(self._lm, name=name, identity=identity)
         read_alike(lm, self._lm)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
-        with _set_aside(lm.model), Run.open(self.folder, self._record) as run:
+        with set_aside(lm.model), Run.open(self.folder, self._record) as run:
             run.add_model(identity)
             with autocast:
                 measure_cell(self._task, self.method, lm, run, **self._what, watch=Watch(notice=logger.warning))
@@ -285,7 +284,7 @@ class CurveCallback(MeasuringCallback):
             logger.warning("text %r is too short for %d tokens: lengths end at %d", self.text, wanted, longest)
         self._trained_at = task.largest_length(lm, trained)
         shortest = min(SHORTEST, max(1, longest // 4))
-        for repeats, points in ((repeats, points) for repeats in REPEATS for points in POINTS):
+        for repeats, points in product(REPEATS, POINTS):
             lengths = spaced_lengths(shortest, longest, points, "log")
             what: dict[str, Any] = {"lengths": lengths, "repeats": repeats, "seed": self.seed}
             needed = plan(task, self.method, lm, calibrate=False, **what).tokens
@@ -385,56 +384,3 @@ def _run_folder(base: Path, *, begins: bool) -> Path:
         n += 1
     begun = begins or (numbered(n) / "run.json").exists()
     return numbered(n if begun else max(1, n - 1))
-
-
-def _unwrapped(model: Any) -> Any:
-    """Return the model without the wrappers of data parallelism, torch.compile and PEFT.
-
-    Raises:
-        ValueError: the model's parameters are sharded, or PEFT puts trained tokens before each text.
-    """
-    from accelerate.utils import extract_model_from_parallel
-
-    kinds: tuple[type, ...] = ()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        from torch.distributed.fsdp import FullyShardedDataParallel
-        from torch.distributed.tensor import DTensor
-
-        kinds = (FullyShardedDataParallel, DTensor)
-    parts = [*model.modules(), *model.parameters()]
-    if any(isinstance(part, kinds) or hasattr(part, "ds_id") for part in parts):
-        raise ValueError(
-            "the model's parameters are sharded over processes (FSDP, DeepSpeed ZeRO-3 or tensor parallel), but this "
-            "callback measures in one process: train without it and measure the checkpoints with `farspan curve`, or "
-            "train with DDP or ZeRO-2"
-        )
-    model = extract_model_from_parallel(model, keep_torch_compile=False)
-    if not hasattr(model, "get_base_model"):
-        return model
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise ValueError(
-            f"{type(model).__name__} puts trained tokens before each text, which this callback would leave out: train "
-            "LoRA or the weights themselves, or train without the callback"
-        )
-    return model.get_base_model()
-
-
-@contextmanager
-def _set_aside(model: Any) -> Iterator[None]:
-    """Set the model to eval mode, without gradients. Afterwards restore the mode of each module, and the random
-    generators of Python, NumPy and torch."""
-    devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
-    python, numpy, forward = random.getstate(), np.random.get_state(), model.__dict__.get("forward")
-    try:
-        # without the autocast of accelerate, which its public extract_model_from_parallel removes for good
-        if "_original_forward" in model.__dict__:
-            model.forward = model._original_forward
-        with evaluating(model), torch.random.fork_rng(devices), torch.no_grad():
-            yield
-    finally:
-        if forward is not None:
-            model.forward = forward
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # frees the memory of the keys for the training

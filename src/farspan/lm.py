@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import math
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ from farspan.loading import (
     load_weights,
     locating,
     own_module,
-    stored_dtype,
     without_weights,
 )
+from farspan.loading.devices import check_device_map, device_of, own_dtype
 from farspan.loading.gguf import identity, is_gguf
 from farspan.loading.places import folder_of, gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
@@ -213,15 +212,15 @@ def load(
         hub = {key: value for key, value in hub.items() if key not in LOCAL}
     _check_options(name, dtype, attention, trained_length, revision)
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code, **locating(hub)}
-    placed = "device_map" in hub or "distributed_config" in hub
-    if placed:
-        _check_device_map(hub.get("device_map"))
-    where = None if placed else _device(device)
+    if "device_map" in hub or "distributed_config" in hub:  # these choose the devices
+        check_device_map(hub.get("device_map"))
+        place = None if weights else device_of(None)
+    else:
+        place = device_of(device)
     config = load_config(name, **common)
     hf.check_divides(config, hub.get("distributed_config"), name)
     shown = name if gguf is None else f"{model}/{gguf}"
-    place = where if weights else where or torch.device(_default_device())
-    kind = _own_dtype(name, config, place) if dtype == "auto" else getattr(torch, dtype)
+    kind = own_dtype(name, config, place) if dtype == "auto" else getattr(torch, dtype)
     if not weights:
         network = without_weights(name, config, dtype=kind, attention=attention, trust_remote_code=trust_remote_code)
         lm = wrap(network, load_tokenizer(name, **common), shown, trained_length=trained_length)
@@ -234,8 +233,8 @@ def load(
     else:
         network, left_out = load_weights(AutoModelForCausalLM, name, config, **options)
     tokenizer = load_tokenizer(name, **common)
-    if where is not None:
-        network = network.to(where)
+    if place is not None:
+        network = network.to(place)
     lm = wrap(network, tokenizer, shown, trained_length=trained_length)
     if (source := identity(place_of(name))) is not None:
         lm.identity["gguf"] = source
@@ -374,49 +373,3 @@ def _check_options(
         raise ValueError(f"the trained length is {trained_length}, expected 1 to {LARGEST:,} tokens")
     if attention is not None and "/" not in attention and attention not in (known := hf.attention_names()):
         raise ValueError(f"attention {attention!r} is unknown, expected one of {', '.join(known)}; or leave it out")
-
-
-def _own_dtype(name: str, config: Any, device: torch.device | None) -> torch.dtype | Literal["auto"]:
-    own = stored_dtype(config)
-    if own is None or device is None or hf.has_instructions(device, own):
-        return "auto"
-    stored = str(own).removeprefix("torch.")
-    logger.warning(
-        "model %r is stored in %s, for which this CPU has no instructions: it is computed in float32, which is faster "
-        "and takes twice the memory; dtype %s computes as stored",
-        name,
-        stored,
-        stored,
-    )
-    return torch.float32
-
-
-def _device(wanted: str | torch.device | None) -> torch.device:
-    if wanted is None:
-        return torch.device(_default_device())
-    allowed = "expected cpu, cuda, cuda:NUMBER, mps or another accelerator of this torch; or leave it out"
-    try:
-        device = torch.empty(0, device=wanted).device
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts that its build supports the device
-        problem = re.split(r"[.:;]\s|\n", str(error))[0][:150]
-        raise ValueError(f"device {str(wanted)!r} cannot be used ({problem}): {allowed}") from error
-    if device.type == "meta":
-        raise ValueError(f"device 'meta' holds no weights: {allowed}")
-    return device
-
-
-def _check_device_map(wanted: Any) -> None:
-    named = ("auto", "balanced", "balanced_low_0", "sequential")
-    for device in wanted.values() if isinstance(wanted, dict) else [wanted]:
-        if str(device) == "meta":
-            raise ValueError(
-                f"device_map 'meta' holds no weights: expected {', '.join(named)} or a device such as cuda"
-            )
-        if isinstance(wanted, str) and wanted not in named:
-            _device(wanted)
-
-
-def _default_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"

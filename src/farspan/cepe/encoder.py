@@ -13,8 +13,8 @@ from farspan.cepe.config import encoder_config
 from farspan.cepe.context import BUDGET, Context, Mode
 from farspan.cepe.order import ContextOrder
 from farspan.cepe.surgery import layers_of
-from farspan.hf.modes import evaluating
 from farspan.hf.products import by_onednn
+from farspan.hf.training import evaluating
 from farspan.loading import load_config, load_weights
 
 TOKENS_AT_ONCE = 1 << 14  # of one forward pass of the encoder, which bounds its activations

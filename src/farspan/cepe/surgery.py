@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from farspan.cepe.context import Context
 from farspan.cepe.cross_attention import CrossAttention, Shape
 from farspan.hf import decoder_of
-from farspan.hf.modes import evaluating
+from farspan.hf.training import evaluating
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp", "mlp_norm",

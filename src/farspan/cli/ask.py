@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farspan.cli.options import RUN, TASK, AsJson, Chunk, Loading, Model, OneMethod, count, err, one_line_errors, option
+from farspan.cli.messages import err, one_line_errors
+from farspan.cli.options import RUN, TASK, AsJson, Chunk, Loading, Model, OneMethod, count, option
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farspan.cli.options import (
-    ROWS_KEPT,
-    TASK,
-    AsJson,
-    Batch,
-    Chunk,
-    Loading,
-    Model,
-    Out,
-    err,
-    one_line_errors,
-    option,
-    print_notice,
-)
+from farspan.cli.messages import ROWS_KEPT, err, one_line_errors, print_notice
+from farspan.cli.options import TASK, AsJson, Batch, Chunk, Loading, Model, Out, option
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -65,7 +53,8 @@ def check(
         from farspan.measuring.again import measure_again, read_baseline
         from farspan.measuring.loop import Watch
         from farspan.record import read_header
-        from farspan.report.changes import compare, print_changes
+        from farspan.report.changes import compare
+        from farspan.report.changes_table import print_changes
         from farspan.report.notices import unfinished
         from farspan.report.progress import Display
         from farspan.report.runs import Source, of_model

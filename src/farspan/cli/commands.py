@@ -31,7 +31,7 @@ from farspan.cli import (
     task,
     train,
 )
-from farspan.cli.options import err
+from farspan.cli.messages import err
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
 

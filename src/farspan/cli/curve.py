@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from farspan.cli.measured import run_measurement
+from farspan.cli.messages import one_line_errors
 from farspan.cli.options import (
     LENGTHS,
     RUN,
@@ -19,7 +20,6 @@ from farspan.cli.options import (
     TextOptions,
     Warmup,
     count,
-    one_line_errors,
     option,
 )
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from farspan.cli.options import ROWS_KEPT, RUN, one_line_errors, option
+from farspan.cli.messages import ROWS_KEPT, one_line_errors
+from farspan.cli.options import RUN, option
 from farspan.terminal import Terminal
 
 

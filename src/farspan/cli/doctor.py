@@ -4,7 +4,8 @@ import json
 
 import typer
 
-from farspan.cli.options import AsJson, Loading, Model, OneMethod, Text, err, one_line_errors
+from farspan.cli.messages import err, one_line_errors
+from farspan.cli.options import AsJson, Loading, Model, OneMethod, Text
 from farspan.terminal import Terminal
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from farspan.cli.options import RUN, AsJson, one_line_errors, option, print_notice, print_written
+from farspan.cli.messages import one_line_errors, print_notice, print_written
+from farspan.cli.options import RUN, AsJson, option
 
 FORMAT = "Format"
 

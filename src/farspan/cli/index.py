@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from farspan.cli.options import RUN, TEXTS, AsJson, count, err, one_line_errors, option
+from farspan.cli.messages import err, one_line_errors
+from farspan.cli.options import RUN, TEXTS, AsJson, count, option
 from farspan.terminal import Terminal
 
 INDEX = "Index"

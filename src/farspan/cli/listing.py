@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from farspan.cli.options import AsJson, one_line_errors
+from farspan.cli.messages import one_line_errors
+from farspan.cli.options import AsJson
 from farspan.terminal import Terminal
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from farspan.cli.options import LocalLoading, Running, err
+from farspan.cli.messages import err
+from farspan.cli.options import LocalLoading, Running
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:

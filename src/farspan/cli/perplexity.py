@@ -3,18 +3,8 @@
 from typing import Annotated
 
 from farspan.cli.measured import run_measurement
-from farspan.cli.options import (
-    TASK,
-    Loading,
-    Methods,
-    Models,
-    Repeats,
-    Running,
-    TextOptions,
-    count,
-    one_line_errors,
-    option,
-)
+from farspan.cli.messages import one_line_errors
+from farspan.cli.options import TASK, Loading, Methods, Models, Repeats, Running, TextOptions, count, option
 
 
 def perplexity(

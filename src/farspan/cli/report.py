@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from farspan.cli.measured import print_results
-from farspan.cli.options import RUN, AsJson, err, one_line_errors, option, print_notice, print_written
+from farspan.cli.messages import err, one_line_errors, print_notice, print_written
+from farspan.cli.options import RUN, AsJson, option
 from farspan.terminal import Terminal
 
 

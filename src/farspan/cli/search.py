@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from farspan.cli.messages import ROWS_KEPT, err, one_line_errors
 from farspan.cli.options import (
     LENGTHS,
     MODEL,
-    ROWS_KEPT,
     RUN,
     TASK,
     AsJson,
@@ -23,8 +23,6 @@ from farspan.cli.options import (
     TextOptions,
     Warmup,
     count,
-    err,
-    one_line_errors,
     option,
 )
 from farspan.terminal import Terminal

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from farspan.cli.measured import run_measurement
+from farspan.cli.messages import one_line_errors
 from farspan.cli.options import (
     TASK,
     Loading,
@@ -15,7 +16,6 @@ from farspan.cli.options import (
     TextOptions,
     checked,
     known_task,
-    one_line_errors,
     option,
 )
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from farspan.cli.options import RUN, AsJson, one_line_errors, option
+from farspan.cli.messages import one_line_errors
+from farspan.cli.options import RUN, AsJson, option
 from farspan.extras import optional_import
 from farspan.terminal import Terminal
 

@@ -68,9 +68,8 @@ def self_check(lm: Any) -> str | None:
         try:
             stream = Stream(lm.model)
             parts = [stream.step(ids[:, :cut])]
-            snapshot = stream.snapshot()
-            stream.step(ids.flip(1)[:, : cut + 7])  # a fork, which must leave no state
-            stream.restore(snapshot)
+            with stream.unchanged():  # which must leave no state
+                stream.step(ids.flip(1)[:, : cut + 7])
             cuts = pairwise((cut, 2 * cut + 5, 2 * cut + 6, length))
             parts += [stream.step(ids[:, first:last]) for first, last in cuts]
         except torch.OutOfMemoryError:
@@ -103,14 +102,12 @@ def can_branch(lm: Any) -> bool:
         with torch.no_grad():
             stream.step(text)
             try:
-                snapshot = stream.snapshot()
-                together = logits(lm.model, stream.branch(branches)[:, 0], stream.output).float()
-                stream.restore(snapshot)
+                with stream.unchanged():
+                    together = logits(lm.model, stream.branch(branches)[:, 0], stream.output).float()
                 for branch, given in zip(branches, together, strict=True):
-                    snapshot = stream.snapshot()
-                    expected = logits(lm.model, stream.step(branch), stream.output).float()
+                    with stream.unchanged():
+                        expected = logits(lm.model, stream.step(branch), stream.output).float()
                     difference.add(expected, given[None])
-                    stream.restore(snapshot)
             except TROUBLE as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise

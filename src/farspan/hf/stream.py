@@ -1,6 +1,8 @@
 """A model in the middle of a text."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +92,7 @@ class Stream:
         return plain and all(isinstance(layer, BufferLayer) for layer in self.state.layers)
 
     def branch(self, ids: Int[Tensor, "branches batch time"]) -> Float[Tensor, "branches batch time hidden"]:
-        """Feed several continuations of the text in one forward; each sees the text and itself. `restore` undoes it."""
+        """Feed several continuations of the text in one forward; each sees the text and itself. Within `unchanged`."""
         count, batch, time = ids.shape
         rows = ids.transpose(0, 1).reshape(batch, count * time)
         own = torch.block_diag(*[torch.ones(time, time, device=ids.device).tril()] * count)
@@ -116,21 +118,26 @@ class Stream:
                 positions[index] = (chosen + call.num_missing).int()
         self.reading = StreamAttentionState(positions=positions, evicted=True)
 
-    def snapshot(self) -> Any:
-        """Return the state for one call of `restore`, which drops all tokens fed after the snapshot. Copies no keys."""
-        if self.state_name == "state":
-            return self.num_seen, cloned(self.state)
-        return self.num_seen, [
-            layer.length if isinstance(layer, BufferLayer) else saved(layer) for layer in self.state.layers
-        ]
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Drop the tokens fed in the block when it ends, also after an error. Copies no keys."""
+        num_seen, has_cache = self.num_seen, self.state_name != "state"
+        if has_cache:
+            before = [layer.length if isinstance(layer, BufferLayer) else saved(layer) for layer in self.state.layers]
+        else:
+            before = cloned(self.state)
+        try:
+            yield
+        finally:
+            self.num_seen = num_seen
+            if has_cache:
+                self._restore(before)
+            else:
+                self.state = before
 
-    def restore(self, snapshot: Any) -> None:
-        self.num_seen, saved = snapshot
-        if self.state_name == "state":
-            self.state = saved
-            return
-        del self.state.layers[len(saved) :]  # layers that were created with their first token
-        for layer, value in zip(self.state.layers, saved, strict=True):
+    def _restore(self, before: list[Any]) -> None:
+        del self.state.layers[len(before) :]  # layers that were created with their first token
+        for layer, value in zip(self.state.layers, before, strict=True):
             if isinstance(layer, BufferLayer):
                 layer.length = value
             else:

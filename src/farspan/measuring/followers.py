@@ -73,7 +73,7 @@ class Unwritten(Run):
     """A run whose rows are kept in memory: another process writes them."""
 
     def __init__(self) -> None:
-        super().__init__(Path(), {"sessions": []}, [], None, None, [], None)  # type: ignore[arg-type]
+        super().__init__(Path(), {"sessions": [], "models": {}}, [], None, None, [], None)  # type: ignore[arg-type]
 
     def append(self, row: Row) -> None:
         self._keep(row)

@@ -58,7 +58,7 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
     run.add_model(lm.identity | texts | _chat(setups, lm) | {"tasks": tasks} | lengths_of(setups, what), order)
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
-    if next(iter(run.header.get("models", ())), None) == lm.name:  # not again for each model, nor by its followers
+    if next(iter(run.header["models"]), None) == lm.name:  # not again for each model, nor by its followers
         for line in crossings(setups, lm, what.seed):
             watch.notice(line)
     return setups

@@ -17,8 +17,9 @@ from farspan import hf
 from farspan.hf.attend import Attend, Eviction, SinkWindow
 from farspan.hf.chunks import LOGITS_AT_ONCE, logits_at_once, self_check
 from farspan.lm import LM
+from farspan.reader.dense_memory import CachedMemory, EvictingMemory, PlainMemory
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling
-from farspan.reader.memory import BaseMemory, CachedMemory, EvictingMemory, Ids, Memory, PlainMemory
+from farspan.reader.memory import BaseMemory, Ids, Memory
 
 __all__ = [
     "CHUNK",

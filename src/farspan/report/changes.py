@@ -17,15 +17,14 @@ would show too much. Times also depend on what else the machine does, so a cost 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import exp, floor, log, log1p
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from farspan.record import Row
-from farspan.report.cells import UNCORRECTED, by_example, in_nats, independent
+from farspan.report.cells import by_example, in_nats, independent
 from farspan.report.curves import CurveMember, spoken
-from farspan.report.export import number, three_digits
 from farspan.report.kinds import MEMBERS
 from farspan.report.notices import apart, machines_apart, same_weights
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
@@ -33,19 +32,14 @@ from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,
     Difference,
-    as_lengths,
     differences,
     holm,
-    known_difference,
     mean_error,
     paired_tost,
-    signed_tokens,
     tost,
     two_sided,
     welch_error,
 )
-from farspan.stats.intervals import has_no_width
-from farspan.terminal import Terminal
 
 Verdict = Literal["equal", "better", "worse", "undecided"]
 Kind = Literal["memory", "perplexity", "score", "cost"]
@@ -57,11 +51,6 @@ COSTS = {  # score: name, whether higher is better, size of the unit
     "context_bytes": ("context MiB", False, 2**20),
 }
 TOLERANCES: dict[Kind, float] = {"memory": 0.05, "perplexity": 0.02, "score": 0.05, "cost": 0.2}
-LEGEND = (
-    "equal: the 90 % interval of the change (not shown) is within the tolerance (two one-sided tests, p < 0.05); "
-    "worse, better: p < 0.05, two-sided, after Holm; for a cost, the 95 % interval is beyond the tolerance; "
-    f"undecided: p after Holm; the {UNCORRECTED}"
-)
 NUMERICS = ("dtype", "attention")  # of a model; they change costs and, by rounding, all numbers
 
 
@@ -142,7 +131,6 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
                 found += _quality(one, other, group, tolerances, lacking)
     lacking += [f"{spec} {how} is not compared: the baseline has no rows" for spec, how in theirs]
     about: list[dict[str, Any]] = [next(iter(source.header["models"].values()), {}) for source in (baseline, now)]
-    numerics = [(name, about[0].get(name), about[1].get(name)) for name in NUMERICS]
     different = machines_apart((baseline, now)) + apart(about, ("device", *NUMERICS))
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
@@ -152,11 +140,10 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
         remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
         found += _costs(baseline, now, log1p(tolerances["cost"]))
-    remarks += [
-        f"{name}: the baseline has {a}, the model {b}. Give --{name} {a} to measure alike"
-        for name, a, b in numerics
-        if a != b
-    ]
+    for name in NUMERICS:
+        a, b = (one.get(name) for one in about)
+        if a != b:
+            remarks.append(f"{name}: the baseline has {a}, the model {b}. Give --{name} {a} to measure alike")
     corrected = holm([None if one.kind == "cost" else one.difference.p for one in found])
     return Comparison(
         [replace(one, p_holm=p, verdict=_verdict(one, p)) for one, p in zip(found, corrected, strict=True)],
@@ -165,16 +152,15 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     )
 
 
-def _is_curve(member: Member) -> bool:
+def _is_curve(member: Member) -> TypeGuard[CurveMember]:
     """Return whether memory lengths can be compared: recall at one length has none."""
     return isinstance(member, CurveMember) and len({row.length for row in member.good if row.depth == 0}) > 1
 
 
 def _memory(
-    a: Member, b: Member, group: Group, tolerance: float, remarks: list[str], lacking: list[str]
+    a: CurveMember, b: CurveMember, group: Group, tolerance: float, remarks: list[str], lacking: list[str]
 ) -> Iterator[Change]:
-    assert isinstance(a, CurveMember)
-    assert isinstance(b, CurveMember)
+    """Yield the changes of the memory lengths; add to `remarks` and `lacking` what cannot be compared."""
     try:
         found = differences(a.curve, b.curve, names=("baseline", "model"))
     except ValueError as error:
@@ -330,73 +316,3 @@ def _verdict(one: Change, p: float | None) -> Verdict:
     if not is_sure:
         return "undecided"
     return "better" if (found.value > 0) == one.higher_is_better else "worse"
-
-
-def print_changes(found: Comparison, console: Terminal) -> None:
-    """Print a table of changes for each method, what the verdicts mean, why some are undecided, and the remarks."""
-    tasks = len({one.task for one in found.changes if one.kind == "score"}) > 1
-    for method in dict.fromkeys(one.method for one in found.changes):
-        lines = [_line(one, tasks) for one in found.changes if one.method == method]
-        title = f"{method}: changes from the baseline, on the same texts"
-        console.print_table(title, ["", "baseline", "model", "change [95 %]", "within", "verdict"], lines, num_names=1)
-    if found.changes:
-        console.print_line(LEGEND, style="dim")
-    reasons: dict[str, list[str]] = {}
-    for one in found.changes:
-        if one.verdict == "undecided" and (reason := one.reason or _without_spread(one)):
-            name = one.name if one.length is None else f"{one.name} {one.length:,}"
-            reasons.setdefault(reason, []).append(f"{one.method} {name}")
-    for reason, names in reasons.items():
-        console.print_line(f"{', '.join(names)}: {reason}", style="dim")
-    for line in (*found.lacking, *found.remarks):
-        console.print_line(line, style="dim")
-
-
-def _without_spread(one: Change) -> str:
-    """Return why a change that is the same for every text, but for rounding, is undecided; "" of others."""
-    low, high = one.difference.low, one.difference.high
-    if low is None or high is None or not has_no_width(one.difference.value, low, high):
-        return ""
-    return (
-        f"the change is the same for all {one.pairs} texts. `equal` then needs 5 texts, `worse` or `better` 6: measure "
-        "the baseline with more --repeats"
-    )
-
-
-def _line(one: Change, tasks: bool) -> list[str]:
-    """Return the line of a change: numbers, the difference with its interval and its margin, in tokens, points of a
-    score (pt), nats or per cent.
-
-    Args:
-        tasks: name the task of a score.
-    """
-
-    def write(value: float | None, unbounded: str = "") -> str:
-        if value is None:
-            return unbounded
-        if one.kind == "memory":
-            return signed_tokens(value)
-        if in_nats(one.name):
-            return f"{value:+.3g}" if value else "0"
-        share = 100 * (value if one.kind == "score" else exp(value) - 1)
-        if abs(share) >= 10:
-            return f"{share:+.0f}"
-        return f"{share:+.1f}" if round(share, 1) else "0"
-
-    name = one.name if one.length is None else f"{one.name} {one.length:,}"
-    name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
-    values = one.baseline, one.now
-    shown = [three_digits(value) if one.kind == "perplexity" else number(value) for value in values]
-    difference, change = one.difference, write(one.difference.value)
-    if one.kind == "memory":
-        shown = [str(length) for length in as_lengths(("baseline", "model"), values, one.censored, one.below)]
-        is_longer = "baseline" in one.censored, "model" in one.censored
-        change = known_difference(difference.value, is_longer, one.below)
-    has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high
-    ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""
-    unit = " nats" if in_nats(one.name) else {"memory": "", "score": " pt"}.get(one.kind, " %")
-    margin = write(one.margin).removeprefix("+").removesuffix(".0")
-    verdict: str = one.verdict
-    if verdict == "undecided" and one.p_holm is not None:
-        verdict += f", p = {one.p_holm:.3f}"
-    return [name, *shown, f"{change}{ends}{unit}", f"±{margin}{unit}", verdict]

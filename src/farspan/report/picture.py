@@ -135,12 +135,15 @@ def draw_on(axes: Axes, one: Figure | Heat) -> None:
 
 def _draw(axes: Axes, one: Figure | Heat) -> int:
     """Draw a figure without title and legend; return the rows of labels above the axes."""
-    return _draw_heat(axes, one) if isinstance(one, Heat) else _draw_lines(axes, one)
+    if isinstance(one, Heat):
+        _draw_heat(axes, one)
+        return 0
+    return _draw_lines(axes, one)
 
 
 def _add_title(axes: Axes, one: Figure | Heat, rows: int, loc: Literal["left", "center"], fontsize: float) -> None:
     """Write the title of a figure above so many rows of labels."""
-    title = "\n".join(part for part in (_wrapped(one.title, _width(axes), fontsize), one.note) if part)
+    title = "\n".join(part for part in (_wrapped(one.title, _size(axes)[0], fontsize), one.note) if part)
     axes.set_title(title, loc=loc, fontsize=fontsize, pad=6 + ROW * rows)
 
 
@@ -162,10 +165,11 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
         axes.plot(*one.front.T, color=NEUTRAL, linestyle="--", linewidth=1, zorder=1, label=FRONT)
     for area in one.areas:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
-    failures = [(failed, height) for failed, height in zip(one.failed, one.failed_heights, strict=True)
-                if failed.statuses.keys() - failed.partly]  # fmt: skip
-    for failed, height in failures:
-        _draw_failed(axes, failed, height)
+    highest = 0.0  # of the crosses
+    for failed, height in zip(one.failed, one.failed_heights, strict=True):
+        if lengths := sorted(failed.statuses.keys() - failed.partly):
+            _draw_failed(axes, failed, lengths, height)
+            highest = max(highest, height)
     for rule in one.rules:
         draw, place = (axes.axhline, rule.y or 0.0) if rule.x is None else (axes.axvline, rule.x)
         draw(place, color=NEUTRAL, linestyle=":", linewidth=1.2)
@@ -173,7 +177,7 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
     _scale(axes, one)
     if one.span is not None:
         axes.set_ylim(one.span)
-    floor = _lay_strip(axes, max((height for _, height in failures), default=0.0))
+    floor = _lay_strip(axes, highest)
     rows = _label_rules(axes, one.rules)
     if one.exp:
         right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
@@ -196,9 +200,10 @@ def _wrapped(text: str, room: float, size: float) -> str:
     return "\n".join(lines if len(lines) <= TITLE_LINES else [*lines[: TITLE_LINES - 1], f"{lines[TITLE_LINES - 1]} …"])
 
 
-def _width(axes: Axes) -> float:
-    """Return the width of some axes in points."""
-    return axes.bbox.width * 72 / _picture_of(axes).dpi
+def _size(axes: Axes) -> tuple[float, float]:
+    """Return width and height of some axes in points."""
+    box, dpi = axes.bbox, _picture_of(axes).dpi
+    return box.width * 72 / dpi, box.height * 72 / dpi
 
 
 def _scale(axes: Axes, one: Figure) -> None:
@@ -220,7 +225,7 @@ def _scale(axes: Axes, one: Figure) -> None:
     elif one.log_x:
         _number_log_axis(axes.xaxis, one.counts)
     else:
-        axes.xaxis.set_major_formatter("{x:,.0f}" if one.counts else FuncFormatter(lambda x, _: short_number(x)))
+        axes.xaxis.set_major_formatter("{x:,.0f}" if one.counts else FuncFormatter(_short_number))
     if one.log_y:
         axes.set_yscale("log")
         _number_log_axis(axes.yaxis)
@@ -291,9 +296,8 @@ def _look(line: Line) -> dict[str, Any]:
     return look | {"marker": shape(line.index)[2], "markersize": 6, "markevery": line.marked}
 
 
-def _draw_failed(axes: Axes, failed: Failed, height: float) -> None:
-    """Draw a cross within the marker of the member at each length without a result."""
-    lengths = sorted(failed.statuses.keys() - failed.partly)
+def _draw_failed(axes: Axes, failed: Failed, lengths: Sequence[int], height: float) -> None:
+    """Draw a cross within the marker of the member at each of these lengths, which have no result."""
     axes.plot(
         lengths, [height] * len(lengths), marker=_crossed(shape(failed.index)[2]), markersize=9,
         linestyle="", color=colour(failed.index), markerfacecolor="none",
@@ -345,7 +349,7 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
             if not 0 <= share <= 1:  # the axis ends with the lengths of the curves
                 continue
             half = 0.3 * 8 * len(rule.text)  # of the text's width
-            place = share * _width(axes)
+            place = share * _size(axes)[0]
             row = next((row for row, end in enumerate(ends) if place - half > end), len(ends))
             ends[row : row + 1] = [place + half + 6]
             up = axes.get_xaxis_transform()
@@ -353,18 +357,16 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
     return len(ends)
 
 
-def short_number(number: float) -> str:
-    """Write a tick of an axis."""
+def _short_number(number: float, _: int | None) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def _draw_heat(axes: Axes, one: Heat) -> int:
-    """Draw a map; return the rows of labels above the axes: none."""
+def _draw_heat(axes: Axes, one: Heat) -> None:
     values = np.maximum(one.values, one.span[0]) if one.log else one.values  # NaN stays
     norm = (LogNorm if one.log else Normalize)(*one.span)
     image = axes.imshow(values, norm=norm, cmap=COLOURMAP, aspect="auto", interpolation="nearest")
     rows, columns = values.shape
-    size = min(8.0, 200 / columns, 0.8 * axes.bbox.height * 72 / _picture_of(axes).dpi / rows)
+    size = min(8.0, 200 / columns, 0.8 * _size(axes)[1] / rows)
     if size >= SMALLEST and not one.log:
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
@@ -377,7 +379,6 @@ def _draw_heat(axes: Axes, one: Heat) -> int:
         axes.tick_params("x", rotation=45)
     axes.set(xlabel=one.x, ylabel=one.y)
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
-    return 0
 
 
 def add_legend(figure: Canvas, *axes: Axes) -> None:
@@ -389,10 +390,8 @@ def add_legend(figure: Canvas, *axes: Axes) -> None:
             named.setdefault(label, handle)
     labels, handles = list(named), list(named.values())
     if (more := len(labels) - LEGEND_LINES) > 0:
-        handles, labels = (
-            [*handles[:LEGEND_LINES], Line2D([], [], linestyle="none")],
-            [*labels[:LEGEND_LINES], f"and {more:,} more"],
-        )
+        labels[LEGEND_LINES:] = [f"and {more:,} more"]
+        handles[LEGEND_LINES:] = [Line2D([], [], linestyle="none")]
     columns = max(1, min(3, LEGEND_CHARACTERS // (max(map(len, labels)) + 6)))
     figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 

@@ -31,20 +31,16 @@ from farspan.lengths import DEFAULT_POINTS, refuse_depths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
 from farspan.specs import choice, limited
-from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Work, digest, not_finite
+from farspan.tasks.copy_task import MEAN_RECALLED, RECALLED, CopyTask
 from farspan.terminal import report
-from farspan.text.corpora import Corpus, join, load
+from farspan.text.corpora import Corpus, join
 
 Protocol = Literal["paper", "nested", "probe"]
-PROBED = (128, 256)  # tokens of a probe for warm-up, and scored
-PROBED_LONG = (512, 1024)  # the same if the largest length exceeds LONG
 RING = 4  # repeats that share their targets; more repeats form new rings, so that earlier ones do not change
 NESTED_TO = 4096  # tokens; curves that go further, so contexts of more than 8,192, are probed
-LONG = 8192  # tokens; curves that go further are probed with more tokens
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
 MOST_OVERLAP = 0.5  # share of a target's runs that its control may have read; more is reported
-RECALLED = "copied beyond guessing"  # copy accuracy minus control; without it, better guesses would pass for memory
-MEAN_RECALLED = f"{RECALLED} (mean over depths)"
 AUTHORS_SEPARATOR = 1  # the authors' script uses id 1 for any model; it puts id 2 last, where it has no effect
 
 
@@ -66,7 +62,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Curve(Task):
+class Curve(CopyTask):
     """The forgetting curve of the text."""
 
     protocol: str | None = choice(get_args(Protocol), None)  # None: nested, beyond NESTED_TO and with depths probe
@@ -78,8 +74,6 @@ class Curve(Task):
     compat: bool = field(default=False, metadata={"quiet": True})  # the authors' token ids
 
     name: ClassVar[str] = "curve"
-    details: ClassVar[tuple[str, ...]] = ("copy", "control")
-    same_at_depths: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,9 +83,8 @@ class Curve(Task):
                 "leave them out (--warmup, --scored, --protocol)"
             )
         refuse_depths(self.depths)
-        check_names(self.target_text, self.prefix_text)
-        if self.protocol is not None:
-            check_depths(self.depths, self.protocol, (), 0)
+        if self.protocol not in (None, "probe") and self.depths != (0.0,):
+            raise ValueError(f"depths need --protocol probe; {self.protocol} scores the whole text")
 
     @property
     def quality(self) -> Quality:
@@ -99,8 +92,9 @@ class Curve(Task):
         return Quality("copy - control", name, higher_is_better=True, graded=True)
 
     @property
-    def reads_text(self) -> bool:
-        return uses_text(self.target_text, self.prefix_text)
+    def probe(self) -> tuple[int, int]:
+        """w and k, tokens."""
+        return self.probe_tokens(0, None)
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         largest = lengths[-1] if lengths else max(trained)
@@ -108,11 +102,15 @@ class Curve(Task):
         if protocol != "probe":
             return replace(self, protocol=protocol)
         context = None if self.depths == (0.0,) else lengths[0] if lengths else 2 * max(trained)
-        warmup, scored = probe_tokens(self.warmup, self.scored, largest, context, always=not lengths)
+        warmup, scored = self.probe_tokens(largest, context, always=not lengths)
         return replace(self, protocol=protocol, warmup=warmup, scored=scored)
 
     def check(self, lengths: Sequence[int]) -> None:
-        check_depths(self.depths, str(self.protocol), lengths, (self.warmup or 0) + (self.scored or 0))
+        if self.depths != (0.0,) and lengths[0] <= (probe := sum(self.probe)):
+            raise ValueError(
+                f"lengths up to {probe:,} tokens, which --warmup and --scored need, are too short for depths: give "
+                "longer ones, or smaller --warmup and --scored"
+            )
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return eight lengths, evenly spaced, to a whole context of about twice the largest trained length."""
@@ -130,8 +128,7 @@ class Curve(Task):
         return tokens - both if self.protocol == "probe" and tokens >= 2 * both else tokens // 2
 
     def on(self, lm: LM, text: str) -> "BoundCurve":
-        target = named_text(self.target_text or text, text, lm)
-        prefix = named_text(self.prefix_text, text, lm) if self.prefix_text else None
+        target, prefix = self.named_texts(lm, text)
         return BoundCurve(**vars(self), target=target, prefix=prefix)
 
 
@@ -207,8 +204,12 @@ class BoundCurve(Curve, Bound[Texts]):
     def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
         if not self.samples_windows:
             return []
-        pool = max(repeats, self.pool or repeats)
-        return [(text, self.window or lengths[-1], self._count(pool)) for text in self.texts]
+        window, pool = self._sampled(lengths, repeats)
+        return [(text, window, self._count(pool)) for text in self.texts]
+
+    def _sampled(self, lengths: Sequence[int], repeats: int) -> tuple[int, int]:
+        """Return the tokens sampled for each repeat, and how many repeats are sampled."""
+        return self.window or lengths[-1], max(repeats, self.pool or repeats)
 
     def _count(self, pool: int) -> int:
         """Return how many windows of a text are sampled: twice as many if its other half is the irrelevant part."""
@@ -225,8 +226,8 @@ class BoundCurve(Curve, Bound[Texts]):
         """
         if self.protocol == "paper":
             return self._checked(list(self._paper(lm, lengths, repeats, seed)))
-        check_depths(self.depths, str(self.protocol), lengths, sum(self.probe))
-        window, pool = self.window or lengths[-1], max(repeats, self.pool or repeats)
+        self.check(lengths)
+        window, pool = self._sampled(lengths, repeats)
         if self.prefix is None:
             if repeats < 2:
                 raise ValueError(
@@ -350,62 +351,6 @@ class BoundCurve(Curve, Bound[Texts]):
         """Return the largest length whose whole context fits `contexts` trained lengths and the positions."""
         context = contexts * (lm.trained_length or DEFAULT_TRAINED_LENGTH)
         return max(1, self.largest_length(lm, min(context, lm.position_limit or context)))
-
-
-def probe_tokens(
-    warmup: int | None, scored: int | None, largest: int, context: int | None, *, always: bool = True
-) -> tuple[int, int]:
-    """Return the tokens of a probe for warm-up and scoring; None is replaced by a choice for the largest length.
-
-    Args:
-        context: tokens, of a map: the choice takes at most a quarter of them, to be short enough for several depths.
-        always: False: only if the usual choice does not fit into them.
-
-    Raises:
-        ValueError: a probe that was given is longer than the largest length.
-    """
-    w, k = PROBED_LONG if largest > LONG else PROBED
-    usual = (w if warmup is None else warmup) + (k if scored is None else scored)
-    if context is not None and (always or usual >= context):
-        while w > 1 and w + k > context // 4:
-            w, k = w // 2, k // 2
-    given = warmup is not None or scored is not None
-    w, k = w if warmup is None else warmup, k if scored is None else scored
-    if given and largest and w + k > largest:
-        raise ValueError(
-            f"a probe of {w} + {k} tokens (--warmup, --scored) is longer than the longest text, {largest:,} tokens: "
-            "give smaller ones, or longer --lengths"
-        )
-    return w, k
-
-
-def check_names(*texts: str | None) -> None:
-    """Raise ValueError if a text is given without a name."""
-    if "" in texts:
-        raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
-
-
-def uses_text(target_text: str | None, prefix_text: str | None) -> bool:
-    """Return whether a curve of these texts reads the text of the measurement."""
-    return target_text is None or "shuffled" in (target_text, prefix_text)
-
-
-def named_text(name: str, text: str, lm: LM) -> Corpus:
-    """Return a text of a curve; `shuffled` is the measurement's text in shuffled order."""
-    return load(f"shuffled:{text}" if name == "shuffled" else name, lm.tokenizer)
-
-
-def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int], probe: int) -> None:
-    """Raise ValueError unless these depths, if there are several, can be probed with `probe` tokens in each length."""
-    if tuple(depths) == (0.0,):
-        return
-    if protocol != "probe":
-        raise ValueError(f"depths need --protocol probe; {protocol} scores the whole text")
-    if lengths and lengths[0] <= probe:
-        raise ValueError(
-            f"lengths up to {probe:,} tokens, which --warmup and --scored need, are too short for depths: give longer "
-            "ones, or smaller --warmup and --scored"
-        )
 
 
 def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], int]:

@@ -26,7 +26,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,25 +38,21 @@ from farspan.reader import Memory, NotFiniteError, Reader
 from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.facts import Fact, inserted
-from farspan.tasks.needle_words import ADJECTIVES, FORMS, NOUNS, WORDS
+from farspan.tasks.needle_words import FORMS, WORDS, NeedleGroup, chains, needles, noun_of
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
 
-KINDS = ("single", "multikey", "multivalue", "tracking")
-NEEDLES = KINDS[:3]
+FORMS_OF = {"keys": "words", "values": "numbers"}
+DEFAULTS: dict[str, dict[str, Any]] = {  # by kind: the settings that have an effect on some kinds only
+    "single": FORMS_OF,
+    "multikey": FORMS_OF | {"distractors": 3},
+    "multivalue": FORMS_OF | {"distractors": 0, "answers": 4, "spread": 0.2},
+    "tracking": {"distractors": 0, "hops": 4, "spread": 0.2},
+}
+KINDS = tuple(DEFAULTS)
 WAYS = ("forced", "generated")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 DIGITS, MOST_DIGITS = 7, 15  # 7 are RULER's
-LETTERS = 5  # of a variable, as in RULER
-# by setting: the kinds that it has an effect on, and its default there
-USED = {
-    "keys": (NEEDLES, "words"),
-    "values": (NEEDLES, "numbers"),
-    "distractors": (KINDS[1:], 0),
-    "answers": (("multivalue",), 4),
-    "hops": (("tracking",), 4),
-    "spread": (("multivalue", "tracking"), 0.2),
-}
 NEW_TOKENS = 64
 DAY = datetime(2024, 7, 26)  # for chat templates that write the date: a prompt must not depend on when it is measured
 
@@ -97,7 +92,7 @@ class NeedlePrompt:
 
 @dataclass(frozen=True)
 class Needle(Task):
-    """Sentences hidden in the text and queried after it. None is a default; USED has the kinds that use a setting."""
+    """Sentences hidden in the text and queried after it. A setting that is None has its default."""
 
     kind: str = choice(KINDS, "single")
     ask: str = choice(WAYS, "forced")
@@ -126,9 +121,9 @@ class Needle(Task):
             raise ValueError(f"depths = {given}: got a depth twice or none, expected different ones such as 0+0.5+1")
         if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} is outside the text: expected 0, its beginning, to 1, its end")
-        for name, (kinds, _) in USED.items():
-            if getattr(self, name) is not None and self.kind not in kinds:
-                others = " or ".join(f"kind={kind}" for kind in kinds)
+        for name in ("keys", "values", "distractors", "answers", "hops", "spread"):
+            if getattr(self, name) is not None and name not in DEFAULTS[self.kind]:
+                others = " or ".join(f"kind={kind}" for kind, its in DEFAULTS.items() if name in its)
                 raise ValueError(f"{name} has no effect on kind={self.kind}: leave it out, or use {others}")
         if self.kind == "multikey" and self.distractors == 0:
             raise ValueError("distractors = 0: multikey needs at least 1; use kind=single")
@@ -145,11 +140,9 @@ class Needle(Task):
         return Quality("right", "right answers", higher_is_better=True, graded=graded)
 
     def used(self, name: str) -> Any:
-        """Return a setting of USED: the given value, else the kind's own; None where it has no effect."""
-        kinds, default = USED[name]
-        if (given := getattr(self, name)) is not None or self.kind not in kinds:
-            return given
-        return 3 if (name, self.kind) == ("distractors", "multikey") else default
+        """Return a setting of DEFAULTS: the given value, else the kind's default; None where it has no effect."""
+        given = getattr(self, name)
+        return DEFAULTS[self.kind].get(name) if given is None else given
 
     @property
     def forms(self) -> tuple[str, str]:
@@ -185,7 +178,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        used = {name: value for name in USED if (value := self.used(name)) is not None}
+        used = {name: self.used(name) for name in DEFAULTS[self.kind]}
         used |= {"digits": self.num_digits, "depths": list(self.depths), "together": self.together}
         used |= {"new_tokens": self.num_new} if self.num_new else {}
         return {"kind": self.kind, "ask": self.ask, **used, **self.text.named}
@@ -204,84 +197,37 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         self, lm: LM, hay: np.ndarray, lengths: tuple[int, ...], repeat: int, seed: int
     ) -> Example[NeedlePrompt]:
         rng = np.random.default_rng([seed, repeat])
-        words = WORDS[self.kind]
-        named = self._tracking(rng, lm) if self.kind == "tracking" else self._needles(rng, lm)
-        head, end = self._template(lm)
-        spread = self.used("spread") or 0.0
-        queries: list[NeedleQuery] = []
-        others: list[Fact] = []
-        other_answers: list[str] = []
-        for which, (key, sentences, answers) in enumerate(named):
-            asked = which < len(self.depths)
-            depth = self.depths[which] if asked else float(rng.random())
-            depths = depth * (1 - spread) + np.linspace(0, spread, len(sentences))
-            ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
-            facts = tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
-            if asked:
-                question, beginning = (text.format(noun=self._noun, key=key) for text in (words.question, words.answer))
-                queries.append(_query(lm, facts, question, beginning, answers, end))
-            else:
-                others += facts
-                other_answers += answers
-        description = encoded(lm.tokenizer, words.description.format(noun=self._noun))
-        prompt = NeedlePrompt(head, description, hay, tuple(queries), tuple(others), tuple(other_answers))
+        groups = self._groups(rng, lm)
+        queried = len(self.depths)
+        depths = [*self.depths, *rng.random(len(groups) - queried).tolist()]
+        placed = [self._placed(lm, one.sentences, depth) for depth, one in zip(depths, groups, strict=True)]
+        words, noun, (head, end) = WORDS[self.kind], noun_of(self.used("values")), self._template(lm)
+        queries = []
+        for facts, one in zip(placed, groups[:queried], strict=False):
+            question, beginning = (text.format(noun=noun, key=one.key) for text in (words.question, words.answer))
+            queries.append(_query(lm, facts, question, beginning, one.answers, end))
+        others = tuple(fact for facts in placed[queried:] for fact in facts)
+        other_answers = tuple(answer for one in groups[queried:] for answer in one.answers)
+        description = encoded(lm.tokenizer, words.description.format(noun=noun))
+        prompt = NeedlePrompt(head, description, hay, tuple(queries), others, other_answers)
         self._check(lengths[0], prompt)
         what = f"{self.task} {self.version} {self.kind} {self.ask} {self.depths} {self.together} {seed} {repeat}"
         what += f" {self.num_new}" if self.num_new else ""
         return Example(digest(what, *prompt.named), repeat, lengths, prompt, self.depths)
 
-    @property
-    def _noun(self) -> str:
-        return "word" if self.used("values") == "words" else "number"
+    def _placed(self, lm: LM, sentences: Sequence[str], depth: float) -> tuple[Fact, ...]:
+        """Return the sentences of one group of needles, spread from a depth on."""
+        spread = self.used("spread") or 0.0
+        depths = depth * (1 - spread) + np.linspace(0, spread, len(sentences))
+        ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
+        return tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
 
-    def _needles(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
-        """Return key, sentences and values of each group of needles: first a group for each depth, then distractors."""
-        groups, each = len(self.depths) + (self.used("distractors") or 0), self.used("answers") or 1
-        of_keys, of_values = self.forms
-        if of_keys == of_values:  # no key is also a value
-            drawn = self._drawn(rng, of_keys, groups * (1 + each))
-            keys, values = drawn[:groups], drawn[groups:]
-        else:
-            keys, values = self._drawn(rng, of_keys, groups), self._drawn(rng, of_values, groups * each)
-        for name, form, texts in (("keys", of_keys, keys), ("values", of_values, values)):
-            other = FORMS[form == "words"]
-            _check_apart(lm, f"{name} of form {form}", texts, f"choose {name}={other}")
-        article = "A" if each > 1 else "The"
-        found = []
-        for which, key in enumerate(keys):
-            mine = values[which * each : (which + 1) * each]
-            found.append((key, [f"{article} magic {self._noun} of {key} is {value}." for value in mine], mine))
-        return found
-
-    def _tracking(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
-        """Return value, assignments and variables of each chain: first a chain for each depth, then distractors."""
-        chains, each = len(self.depths) + self.used("distractors"), 1 + self.used("hops")
-        values = self._drawn(rng, "numbers", chains)
-        names: dict[str, None] = {}
-        while len(names) < chains * each:
-            names["".join(rng.choice(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), LETTERS))] = None
-        variables = list(names)
-        hint = "use kind=single with values=words or values=numbers"
-        _check_apart(lm, "variables", variables, hint)
-        _check_apart(lm, "values of form numbers", values, hint)
-        found = []
-        for which, value in enumerate(values):
-            mine = variables[which * each : (which + 1) * each]
-            chain = [f"VAR {mine[0]} = {value}", *(f"VAR {later} = VAR {one}" for one, later in pairwise(mine))]
-            found.append((value, chain, mine))
-        return found
-
-    def _drawn(self, rng: np.random.Generator, form: str, count: int) -> list[str]:
-        """Return `count` different words or numbers."""
-        lowest = 10 ** (self.num_digits - 1)
-        there = len(ADJECTIVES) * len(NOUNS) if form == "words" else 9 * lowest
-        if count > there:
-            more = "give fewer" if form == "words" else f"digits = {self.num_digits} makes {there:,}: give more digits"
-            raise ValueError(f"{count:,} different {form} are needed, for all depths and distractors; {more}")
-        chosen = rng.choice(there, count, replace=False)
-        if form == "numbers":
-            return [str(lowest + int(one)) for one in chosen]
-        return [f"{ADJECTIVES[one // len(NOUNS)]}-{NOUNS[one % len(NOUNS)]}" for one in chosen]
+    def _groups(self, rng: np.random.Generator, lm: LM) -> list[NeedleGroup]:
+        """Return the needles of each depth, then the distractors."""
+        count = len(self.depths) + (self.used("distractors") or 0)
+        if self.kind == "tracking":
+            return chains(rng, lm, count, self.used("hops"), self.num_digits)
+        return needles(rng, lm, count, self.used("answers") or 1, self.forms, self.num_digits)
 
     def _template(self, lm: LM) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens before the description, and those between question and answer; None: no chat template."""
@@ -356,14 +302,14 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
             tokens, begin = self.context(lm, example, length, which)
             if which == 0 or not self.together:
                 memory = reader.read(row(tokens), head=row(prompt.head))
-            values, failed = judged(lm, memory, example, which)
+            values, failed = judged(lm, memory, prompt, which)
             context = len(prompt.head) + len(tokens) + len(query.ids)
             values |= {"question": query.question, "answers": list(query.answers)}
             values |= {"context": context, "distance": len(tokens) - begin, **places(memory)}
             yield Result.of(example, length, memory, values, failed, depth)
 
-    def _forced(self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int) -> tuple[dict[str, Any], str]:
-        query = example.payload.queries[which]
+    def _forced(self, lm: LM, memory: Memory, prompt: NeedlePrompt, which: int) -> tuple[dict[str, Any], str]:
+        query = prompt.queries[which]
         scores = memory.score(row(np.concatenate([query.ids, query.answer])), slice(len(query.ids), None))
         scored = torch.tensor([place for span in query.spans for place in range(*span)], device=scores.rank.device)
         if failed := int(scores.failed[0, scored].sum()):
@@ -373,10 +319,8 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         values = _shares(right) | {"token_hits": float(hits[scored.cpu().numpy()].mean())}
         return values | ({"nats": nats} if np.isfinite(nats) else {}), ""
 
-    def _generated(
-        self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int
-    ) -> tuple[dict[str, Any], str]:
-        prompt, query = example.payload, example.payload.queries[which]
+    def _generated(self, lm: LM, memory: Memory, prompt: NeedlePrompt, which: int) -> tuple[dict[str, Any], str]:
+        query = prompt.queries[which]
         try:
             [new] = memory.generate(row(query.ids), self.num_new, stop=lm.stop_tokens)
         except NotFiniteError as error:
@@ -418,17 +362,6 @@ def _query(
             )
     spans = tuple((int(last) - len(part), int(last)) for part, last in zip(parts, ends, strict=True))[::2]
     return NeedleQuery(facts, ids, whole, spans, question, tuple(answers))
-
-
-def _check_apart(lm: LM, what: str, texts: Sequence[str], hint: str) -> None:
-    """Raise ValueError if two texts have the same tokens, or one has the first tokens of another."""
-    ids = sorted((following(lm.tokenizer, f" {text}", before="is").tolist(), text) for text in texts)
-    for (one, first), (other, second) in pairwise([([], ""), *ids]):
-        if not other or (one and other[: len(one)] == one):
-            raise ValueError(
-                f"{what} do not tokenise apart: {first!r} and {second!r} have the same tokens, or one has those of the "
-                f"other's beginning, for the tokenizer of {lm.name}; {hint}"
-            )
 
 
 def _shares(right: Sequence[bool]) -> dict[str, float]:

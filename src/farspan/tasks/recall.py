@@ -12,12 +12,13 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.specs import limited
-from farspan.tasks.base import Quality, Task
-from farspan.tasks.curve import MEAN_RECALLED, BoundCurve, check_names, named_text, probe_tokens, uses_text
+from farspan.tasks.base import Quality
+from farspan.tasks.copy_task import MEAN_RECALLED, CopyTask
+from farspan.tasks.curve import BoundCurve
 
 
 @dataclass(frozen=True)
-class Recall(Task):
+class Recall(CopyTask):
     """Copy accuracy and control by depth in texts of one length."""
 
     points: int = limited(16, 2, 1000)  # depths, evenly spaced from the beginning of the text to its end
@@ -27,21 +28,11 @@ class Recall(Task):
     prefix_text: str | None = None  # the irrelevant text of the control, as in curve
 
     name: ClassVar[str] = "recall"
-    details: ClassVar[tuple[str, ...]] = ("copy", "control")
-    same_at_depths: ClassVar[bool] = True
     quality: ClassVar[Quality] = Quality("copy - control", MEAN_RECALLED, higher_is_better=True, graded=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_names(self.target_text, self.prefix_text)
-
-    @property
-    def reads_text(self) -> bool:
-        return uses_text(self.target_text, self.prefix_text)
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         largest, context = (lengths[-1], lengths[0]) if lengths else (max(trained) // 2, max(trained))
-        warmup, scored = probe_tokens(self.warmup, self.scored, largest, context, always=not lengths)
+        warmup, scored = self.probe_tokens(largest, context, always=not lengths)
         return replace(self, warmup=warmup, scored=scored)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
@@ -55,13 +46,14 @@ class Recall(Task):
         return BoundCurve.task
 
     def on(self, lm: LM, text: str) -> "BoundRecall":
+        target, prefix = self.named_texts(lm, text)
         return BoundRecall(
             protocol="probe",
             warmup=self.warmup,
             scored=self.scored,
             depths=tuple(np.linspace(0, 1, self.points).round(6).tolist()),
-            target=named_text(self.target_text or text, text, lm),
-            prefix=named_text(self.prefix_text, text, lm) if self.prefix_text else None,
+            target=target,
+            prefix=prefix,
         )
 
 

@@ -41,9 +41,9 @@ from farspan.text.retrieval import open_index
 from farspan.train import engines
 from farspan.train.batches import read_corpus
 from farspan.train.cards import cepe_card
-from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows, DocumentSettings
+from farspan.train.finite import refuse_not_finite
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import last_hidden, mean_nats
 from farspan.train.progress import TrainingWatch

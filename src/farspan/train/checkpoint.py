@@ -1,4 +1,4 @@
-"""Checkpoints: find the one that a training continues from, check each of its files, and write only finite weights.
+"""Checkpoints: find the one that a training continues from, check each of its files, and refuse other inputs.
 
 A kill while a checkpoint is written leaves a folder without its last file, trainer_state.json. Such a folder is
 skipped. If any other file cannot be read, the error names it, and the training is refused until the checkpoint is
@@ -6,31 +6,26 @@ deleted.
 """
 
 import json
-import math
 import re
-import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from safetensors import SafetensorError
+from transformers import TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from farspan import files
-from farspan.files import is_disk_full, parse_json
+from farspan.files import is_disk_full
 from farspan.hf.device import is_out_of_memory
 from farspan.record import changed_fields
 from farspan.text.corpora import Corpus
-from farspan.train.engines import in_any_process, is_first_process
+from farspan.train.engines import is_first_process
 
 TEXT = "text"  # the file with the hash of the text
 BASE = "base"  # the file with the fingerprint of the model that the training started from
@@ -152,33 +147,32 @@ def refuse_other_inputs(
     Raises:
         ValueError: the text, its tokenizer, the model or another input has changed since the training began.
     """
-    configs = {name: fields for name, fields in others.items() if name in CONFIGS}
-    others = {name: value for name, value in others.items() if name not in CONFIGS}
+    configs = {name: (CONFIGS[name], fields) for name, fields in others.items() if name in CONFIGS}
     now = {} if base is None else {BASE: ("the model that is trained", base)}
     if not finished:
         now[TEXT] = f"text {corpus.name!r} or its tokenizer", corpus.hash
-    found = dict(others)
-    for name, value in others.items():
+    found = {name: value for name, value in others.items() if name not in CONFIGS}
+    for name, value in found.items():
         if name in HELD and continues and (folder / name).exists():
             found[name] = (folder / name).read_text()
         elif name in HELD or not finished:
             now[name] = f"the {name}", value
+    now |= configs
     for name, (what, value) in now.items():
-        file = folder / name
-        if continues and file.exists() and (before := file.read_text()) != value:
+        if not continues or not (file := folder / name).exists():
+            continue
+        before, changed = file.read_text(), f"{what} has changed since the training in {folder.parent} began"
+        if name in CONFIGS:
+            if different := changed_fields(json.loads(before), json.loads(value)):
+                raise ValueError(
+                    f"{changed}: {different}. Restore it (config.json), or train into another folder (out)"
+                )
+        elif before != value:
             raise ValueError(
-                f"{what} has changed since the training in {folder.parent} began: its hash is {value}, expected "
-                f"{before}. Restore it, or train into another folder (out)"
-            )
-    for name, fields in configs.items():
-        file = folder / name
-        if continues and file.exists() and (different := changed_fields(*map(json.loads, (file.read_text(), fields)))):
-            raise ValueError(
-                f"{CONFIGS[name]} has changed since the training in {folder.parent} began: {different}. Restore it "
-                "(config.json), or train into another folder (out)"
+                f"{changed}: its hash is {value}, expected {before}. Restore it, or train into another folder (out)"
             )
     if not plan and is_first_process():
-        for name, value in ({name: value for name, (_, value) in now.items()} | configs).items():
+        for name, (_, value) in now.items():
             files.write(folder / name, value)
     return found
 
@@ -207,69 +201,6 @@ def state_of(checkpoint: Path) -> TrainerState:
     return state
 
 
-def not_finite(parameters: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the name of the first parameter that holds NaN or infinity in this process; None if all are finite. Waits
-    once for the device."""
-    named = [(name, p.to_local() if hasattr(p, "to_local") else p) for name, p in parameters]
-    named = [(name, p.detach()) for name, p in named if p.numel()]
-    if not named:
-        return None
-    finite = torch.stack([p.isfinite().all().to(named[0][1].device) for _, p in named]).tolist()
-    return next((name for (name, _), fine in zip(named, finite, strict=True) if not fine), None)
-
-
-def refuse_not_finite(model: Any, what: str) -> None:
-    """Raise ValueError, with the first of them, if weights of a model are not finite, before it is trained or used in a
-    training.
-
-    Args:
-        what: the name of the model, for the error.
-    """
-    if (name := not_finite(model.named_parameters())) is not None:
-        raise ValueError(
-            f"{what} cannot be used: its weight {name} holds NaN or infinity, expected finite numbers. Choose another "
-            "model, or download it again"
-        )
-
-
-def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, args: TrainingArguments) -> None:
-    """Raise ValueError, with the steps, if a training diverged: a loss or the gradient's norm is NaN or infinite.
-
-    Args:
-        values: the values being logged. A loss is the mean over all processes and all steps since the previous line,
-            so no step is left out. It is on the CPU already, so the check does not wait for the device.
-    """
-    for key, name in (("loss", "loss"), ("eval_loss", "held-out loss"), ("grad_norm", "norm of the gradient")):
-        value = values.get(key)
-        if value is None or math.isfinite(value):
-            continue
-        now = state.global_step
-        before = max((e["step"] for e in state.log_history if "loss" in e and e["step"] < now), default=0)
-        when = f"at step {now:,}" if key != "loss" or before + 1 == now else f"in steps {before + 1:,} to {now:,}"
-        raise diverged(f"the {name} is {value} {when}, expected a finite number", args)
-
-
-def diverged(what: str, args: TrainingArguments) -> ValueError:
-    """Return the error for a training that diverged; it names the last checkpoint."""
-    folder = Path(args.output_dir)
-    kept = max(steps(folder), default=0)
-    last_one = f"the last checkpoint is {folder / f'checkpoint-{kept}'}" if kept else "there is no checkpoint"
-    return ValueError(
-        f"the training diverged: {what}. No model was saved; {last_one}. Lower optimizer.lr = {args.learning_rate:g} "
-        "or optimizer.weight_decay, or give more optimizer.warmup_steps, and train into another folder (out)"
-    )
-
-
-class AtBegin(TrainerCallback):
-    """Call `check` when everything is prepared and nothing is trained yet."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        self.check = check
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.check()
-
-
 class Clock(TrainerCallback, ExportableState):
     """Count the seconds of a training over all its sessions, and store them in its checkpoints.
 
@@ -293,141 +224,3 @@ class Clock(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # the Trainer expects it, see `stored`
-
-
-class Intervals(TrainerCallback):
-    """Log, save and evaluate as often as the settings say, also in a training that continues: the Trainer goes on as
-    often as before the checkpoint."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)
-
-
-class CheckpointTrainer(Trainer):
-    """The Trainer with a given optimizer and schedule. It stops if a loss or a saved weight is not finite. If a file of
-    a checkpoint cannot be read or written, the error names it.
-
-    transformers has no public method that reads or writes one file of a checkpoint, so private ones are overridden.
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        optimizer_and_schedule: tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR],
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        self.optimizer: Any = None  # during the training, accelerate's wrapper of the given one
-        self.optimizer_and_schedule = optimizer_and_schedule
-
-    # not given as the argument `optimizers`: DeepSpeed replaces these silently, and FSDP refuses them
-
-    def create_optimizer(self, *args: Any, **options: Any) -> torch.optim.Optimizer:
-        self.optimizer = self.optimizer_and_schedule[0]
-        return self.optimizer
-
-    def create_scheduler(self, *args: Any, **options: Any) -> torch.optim.lr_scheduler.LRScheduler:
-        self.lr_scheduler = self.optimizer_and_schedule[1]
-        return self.lr_scheduler
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        refuse_not_finite_values(logs, self.state, self.args)
-        # at the step of a checkpoint, log is called before the checkpoint is written
-        if "loss" in logs and self.control.should_save and (name := self._weight_not_finite()):
-            what = f"weight {name} holds NaN or infinity after step {self.state.global_step:,}"
-            raise diverged(what, self.args)
-        super().log(logs, start_time)
-
-    def refuse_weights(self, checkpoint: Path | None) -> None:
-        """Raise ValueError, with the first of them, for weights to train that are not finite, before a training begins
-        or continues from `checkpoint`."""
-        if (name := self._weight_not_finite()) and checkpoint is not None:
-            raise damaged(checkpoint / SAFE_WEIGHTS_NAME, f"weight {name} holds NaN or infinity")
-        if name:
-            refuse_not_finite(self.model, "the model")
-
-    def _weight_not_finite(self) -> str | None:
-        """Return the name of a trained weight that is not finite in any process; None, in all processes, if all are."""
-        found = not_finite((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
-        return (found or "of another process") if in_any_process(found is not None) else None
-
-    def restore(self, checkpoint: Path, state: TrainerState) -> None:
-        """Load the weights and set the state of a finished training. (`train` would take one more step.)
-
-        Raises:
-            ValueError: weights that cannot be read, or are not finite.
-        """
-        self._load_from_checkpoint(str(checkpoint))
-        self.state = state
-        self.refuse_weights(checkpoint)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled:  # saved by accelerate, in another layout
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        weights = folder / SAFE_WEIGHTS_NAME
-        if (index := folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-            weights = index
-        else:
-            with reading(weights), safe_open(weights, framework="pt"):
-                pass  # refuse also a missing file: transformers would read pickled weights instead
-        with reading(folder / CONFIG_NAME):
-            parse_json((folder / CONFIG_NAME).read_bytes(), CONFIG_NAME)
-        with reading(weights):
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
-        if wrong := sorted(set(load_result.missing_keys) - tied) + sorted(load_result.unexpected_keys):
-            raise ValueError(f"it is of another model: {wrong[0]} and {len(wrong) - 1} other weights differ")
-        self.model.tie_weights()
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            file = Path(checkpoint) / SCHEDULER_NAME
-            with reading(file):
-                state = torch.load(file, map_location="cpu", weights_only=True)
-                if not isinstance(state, dict) or state.keys() != self.lr_scheduler.state_dict().keys():
-                    raise ValueError("it holds no state of this schedule")
-            with reading(Path(checkpoint) / OPTIMIZER_NAME):
-                (Path(checkpoint) / OPTIMIZER_NAME).stat()  # transformers would silently start with a new optimizer
-                self.load_optimizer(checkpoint)
-        else:
-            super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            schedule = self.optimizer_and_schedule[1]
-            groups = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            for group, rate, share_at in groups:  # the rate stored after the last step of a shorter training is 0
-                group["lr"] = rate * share_at(schedule.last_epoch)
-            schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]  # what is logged
-
-    def load_optimizer(self, checkpoint: str) -> None:
-        """Load the optimizer and the schedule, whose file has been checked."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            with reading(Path(checkpoint) / SCALER_NAME):
-                super()._load_scaler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        folder, several = Path(checkpoint), self.args.world_size > 1
-        file = folder / (f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth")
-        # a training with another number of processes wrote files of other names, which are not read
-        there = file.exists() or file.is_symlink()
-        if not file.is_file() and (there or not any(folder.glob("rng_state*.pth"))):
-            raise damaged(file, "it is missing, or not a file")
-        with reading(file):
-            super()._load_rng_state(checkpoint)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, then delete the older ones: transformers' save_total_limit deletes any `checkpoint-*`."""
-        folder, now = Path(self.args.output_dir), self.state.global_step
-        with writing(folder / f"checkpoint-{now}"):
-            super()._save_checkpoint(model, trial)
-        if self.args.should_save:
-            for step, path in begun(folder).items():
-                if step < now:
-                    shutil.rmtree(path, ignore_errors=True)

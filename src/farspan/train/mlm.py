@@ -29,8 +29,8 @@ from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import PackedRows, read_corpus, read_held_out
 from farspan.train.blocks import NOT_A_TARGET, summed_nats
-from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings
+from farspan.train.finite import refuse_not_finite
 from farspan.train.lm import DataSettings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from farspan import hf
-from farspan.hf.modes import evaluating
+from farspan.hf.training import evaluating
 from farspan.train.draws import draw
 from farspan.train.objective import decoded, last_hidden
 

@@ -13,7 +13,8 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from farspan.train.blocks import NOT_A_TARGET
-from farspan.train.checkpoint import CheckpointTrainer, reading
+from farspan.train.checkpoint import reading
+from farspan.train.checkpoint_trainer import CheckpointTrainer
 from farspan.train.engines import sharded, whole_state
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]

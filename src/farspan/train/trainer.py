@@ -20,7 +20,9 @@ from farspan.loading.places import folder_of
 from farspan.measuring import trackers
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
+from farspan.train.checkpoint_trainer import AtBegin, CheckpointTrainer, Intervals
 from farspan.train.config import CHECKPOINTS, SETTINGS, only_one_in, refuse_other_settings
+from farspan.train.finite import refuse_not_finite
 from farspan.train.interrupts import SavesWhenInterrupted
 from farspan.train.optimizer import OptimizerSettings, build, rates, warmup_and_decay
 from farspan.train.planning import end_plan, steps_in_words
@@ -139,7 +141,7 @@ def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> L
     """
     # None: code that comes with the model is refused; a training has no option to allow it
     lm = load(folder_of(name), attention=trainer.attention, trust_remote_code=None, **options)
-    checkpoints.refuse_not_finite(lm.model, f"{what} {name!r}")
+    refuse_not_finite(lm.model, f"{what} {name!r}")
     return replace(lm, name=name)
 
 
@@ -197,10 +199,10 @@ def run(
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
     interrupts = SavesWhenInterrupted(watch.notice)
-    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), checkpoints.Intervals(), interrupts]
+    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), Intervals(), interrupts]
     use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
-    trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
+    trainer: CheckpointTrainer = (TermsTrainer if options else CheckpointTrainer)(
         model=model,
         args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None, watch=watch),
         train_dataset=rows,
@@ -214,7 +216,7 @@ def run(
     when = {"continues": bool(checkpoint), "finished": bool(finished), "plan": watch.plan}
     recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, inputs, **when)
     read = _read(len(rows), row, how)
-    trainer.add_callback(checkpoints.AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
+    trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
         line = steps_in_words(how, read, row, checkpoint, finished=finished is not None)
         end_plan(trainer, callbacks, watch, line, read, how.steps - before.global_step)
@@ -329,7 +331,7 @@ def _arguments(
 
 
 def _refuse_begin(
-    trainer: checkpoints.CheckpointTrainer, settings: TrainingSettings, dtype: torch.dtype, checkpoint: Path | None
+    trainer: CheckpointTrainer, settings: TrainingSettings, dtype: torch.dtype, checkpoint: Path | None
 ) -> None:
     """Raise ValueError before the first step if another engine is in use than requested, it does not work with the
     optimizer or the dtype of the saved weights, or weights are not finite."""

@@ -11,10 +11,10 @@ If tokens tie for the largest log-probability, the one with the smallest id is t
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError, TooLongError
 
@@ -56,9 +56,9 @@ class Transport(Protocol):
 
     client: Client
     model: str  # its name on the server
-    name: str
-    engine: str
-    gives_nats: bool  # of every token; otherwise only of the likeliest
+    name: ClassVar[str]
+    engine: ClassVar[str]
+    gives_nats: ClassVar[bool]  # of every token; otherwise only of the likeliest
 
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
         """Return nats and rank of the tokens at the positions `keep` of `target`, which follows `prefix`.
@@ -81,17 +81,16 @@ class PromptLogprobs:
 
     client: Client
     model: str
-    name: str = "prompt_logprobs"
-    engine: str = "vLLM"
-    gives_nats: bool = True
+    name: ClassVar[str] = "prompt_logprobs"
+    engine: ClassVar[str] = "vLLM"
+    gives_nats: ClassVar[bool] = True
 
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
         prompt = [*prefix, *target[: keep.stop]]
         first = len(prefix) + keep.start
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": TIES}
-        body |= UNCHANGED
         # a new salt avoids the cache: entries of cached tokens are not computed, and in some versions undefined
-        answer = self.client.post("/v1/completions", body | {"cache_salt": uuid.uuid4().hex})
+        answer = self.client.post("/v1/completions", body | UNCHANGED | {"cache_salt": uuid.uuid4().hex})
         found = _choice(answer).get("prompt_logprobs")
         if not isinstance(found, list) or len(found) != len(prompt):
             raise ServerError(
@@ -146,9 +145,9 @@ class InputLogprobs:
 
     client: Client
     model: str
-    name: str = "input_logprobs"
-    engine: str = "SGLang"
-    gives_nats: bool = True
+    name: ClassVar[str] = "input_logprobs"
+    engine: ClassVar[str] = "SGLang"
+    gives_nats: ClassVar[bool] = True
 
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
         prompt = [*prefix, *target[: keep.stop]]
@@ -219,9 +218,9 @@ class LlamaServer:
     client: Client
     model: str
     concurrency: int = 1
-    name: str = "one_token"
-    engine: str = "llama-server"
-    gives_nats: bool = False
+    name: ClassVar[str] = "one_token"
+    engine: ClassVar[str] = "llama-server"
+    gives_nats: ClassVar[bool] = False
 
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
         def one(i: int) -> Expected:
@@ -277,9 +276,9 @@ class Completions:
     concurrency: int = 8
     as_text: bool = False  # send prompts as text
     sampling: dict[str, Any] = field(default_factory=dict)  # settings beyond the interface's own, of a known engine
-    name: str = "one_token"
-    engine: str = "completions"
-    gives_nats: bool = False
+    name: ClassVar[str] = "one_token"
+    engine: ClassVar[str] = "completions"
+    gives_nats: ClassVar[bool] = False
     _texts: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
 
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
@@ -362,7 +361,7 @@ class Completions:
         return choice
 
 
-def _in_order(one: Any, keep: range, concurrency: int) -> list[Expected]:
+def _in_order(one: Callable[[int], Expected], keep: range, concurrency: int) -> list[Expected]:
     """Return `one(i)` for every position, at most `concurrency` at a time. The first runs alone to fill the cache."""
     if concurrency == 1 or len(keep) < 2:
         return [one(i) for i in keep]
