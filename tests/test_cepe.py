@@ -14,7 +14,7 @@ from farspan.cepe import surgery
 from farspan.cepe.model import is_added
 
 from cepe_models import added_parameters, authors_model, mixtral, some_ids, tiny_cepe, tiny_encoder
-from tiny import close, tiny_model
+from tiny import CONFIGS, GPT, close, tiny_config, tiny_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -456,9 +456,36 @@ def test_a_mask_and_an_offset_without_ids_of_a_context_are_refused(more: dict[st
             model(input_ids=ids, **given, **more)
 
 
+@pytest.mark.parametrize("multi_query", [True, False])
+def test_copied_queries_keys_and_values_are_those_of_the_attention(
+    multi_query: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONFIGS, "gpt_bigcode", ("GPTBigCode", GPT | {"multi_query": multi_query}))
+    given, ids = {}, torch.tensor([[5]])
+
+    def attend(module: Any, *parts: Tensor, **options: Any) -> Any:
+        given[module.layer_idx] = [part[0, :, 0] for part in parts[:3]]  # [heads, dim] of the one token
+        return torch.zeros_like(parts[0]).transpose(1, 2), None
+
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "kept", attend)
+    tiny_model("gpt_bigcode", attn_implementation="kept")(input_ids=ids)
+    model, stream = cepe.from_base(tiny_model("gpt_bigcode"), tiny_encoder(hidden_size=32)), {}
+    first = model.transformer.h[0]
+    first.ln_1.register_forward_hook(lambda module, args, output: stream.update(normed=output))
+    model(input_ids=ids)
+    cross = first.cross_attn
+    for projection, expected in zip((cross.q_proj, cross.k_proj, cross.v_proj), given[0], strict=True):
+        close(projection(stream["normed"]).view(-1, 8), expected)
+
+
 @pytest.mark.parametrize(
     ("family", "said"),
-    [("moshi", "its q_proj is a MoshiLinear, expected a linear layer"), ("gemma3n", "residual stream has shape .4, ")],
+    [
+        ("moshi", "its q_proj is a MoshiLinear, expected a linear layer"),
+        ("gemma3n", "residual stream has shape .4, "),
+        ("codegen", "the layout of its queries, keys and values in one matrix is unknown for models of type codegen"),
+        ("mimo", "its values have 16 dimensions per head, its keys 8, expected as many"),
+    ],
 )
 def test_a_decoder_whose_layers_cannot_be_extended_is_refused_in_words(family: str, said: str) -> None:
     common = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
@@ -466,10 +493,11 @@ def test_a_decoder_whose_layers_cannot_be_extended_is_refused_in_words(family: s
     kinds = ["sliding_attention", "full_attention"]
     gemma = {"intermediate_size": [64, 64], "layer_types": kinds, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
     gemma |= {"vocab_size_per_layer_input": 300, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0]}
-    config = (
-        transformers.MoshiConfig(**common, ffn_dim=64)
-        if family == "moshi"
-        else transformers.Gemma3nTextConfig(**common, **gemma, sliding_window=40)
-    )
+    config = {
+        "moshi": lambda: transformers.MoshiConfig(**common, ffn_dim=64),
+        "gemma3n": lambda: transformers.Gemma3nTextConfig(**common, **gemma, sliding_window=40),
+        "codegen": lambda: tiny_config("codegen"),
+        "mimo": lambda: transformers.MiMoV2FlashConfig(**common, v_head_dim=16, n_routed_experts=4, layer_types=kinds),
+    }[family]()
     with pytest.raises(ValueError, match=f"cannot be extended: .*{said}"):
         cepe.from_base(transformers.AutoModelForCausalLM.from_config(config), tiny_encoder())

@@ -13,7 +13,7 @@ from farspan import hf
 from farspan.cli import app
 from farspan.hf.parallel import check_divides
 
-from tiny import CONFIGS, EXPERTS, MLA, some_ids, tiny_config, tiny_model
+from tiny import CONFIGS, EXPERTS, MLA, PLAIN, some_ids, tiny_config, tiny_model
 
 DENSE = {"first_k_dense_replace": 2}
 INDEXER = {"index_n_heads": 3, "index_head_dim": 8, "index_topk": 256}
@@ -37,7 +37,7 @@ SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 
 
 def model_of(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, config in LATENTS.items():
+    for name, config in (LATENTS | {"jetmoe": ("JetMoe", JETMOE)}).items():
         monkeypatch.setitem(CONFIGS, name, config)
     return tiny_model(family, attn_implementation="eager", **changes)  # of which torch counts every product
 
@@ -48,7 +48,9 @@ def counted(model: Any, length: int) -> int:
     return int(counter.get_total_flops())
 
 
-FAMILIES = [("llama", {}), ("gemma4", {"sliding_window": 512}), ("gemma4", SHARED | {"sliding_window": 512})]
+JETMOE = PLAIN | {"num_key_value_heads": 2, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+GEMMA = {"sliding_window": 512}
+FAMILIES = [("llama", {}), ("jetmoe", {}), ("gemma4", GEMMA), ("gemma4", SHARED | GEMMA)]
 
 
 @pytest.mark.parametrize(("family", "changes"), [*FAMILIES, *((name, {}) for name in LATENTS)])
@@ -71,6 +73,14 @@ def test_bytes_of_keys_are_those_that_the_cache_holds(
             stream.step(some_ids(1, length))
         held.append(stream.num_bytes)
     assert hf.key_bytes_per_token(model) == (held[1] - held[0]) / 20  # without states of a fixed size
+
+
+@pytest.mark.parametrize("family", ["llama", "jetmoe"])
+def test_operations_per_token_are_those_that_torch_counts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(family, {}, monkeypatch)
+    per_token = (4 * counted(model, 128) - counted(model, 256)) / 256  # the share that is linear
+    body, _, head = hf.flops(model)
+    assert body + head == pytest.approx(per_token, rel=0.02)  # norms and routers are not exact
 
 
 def test_layers_of_several_shapes_each_have_their_own_cost() -> None:

@@ -439,6 +439,7 @@ def test_layers_that_only_draft_tokens_are_left_out(folder: Path) -> None:
         ("model_type", "nope", "is not a causal language model known to transformers"),
         ("encoder_config", 5, "config.json"),
         ("sliding_window", "x", "sliding_window = 'x', expected a number of tokens"),
+        ("layer_types", ["sliding_attention"] * 2, "has layers of sliding_attention .* without sliding_window"),
         (
             "rope_parameters",
             {"rope_type": "yarn", "rope_theta": 1e4, "factor": -1.0},

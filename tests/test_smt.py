@@ -28,7 +28,7 @@ from farspan.train import engines
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
 from farspan.train.smt import SmtSettings, notes_on_rope, opened, rows_of, scale_rope, train
-from farspan.train.temperature import scale_queries
+from farspan.train.temperature import check_scaling
 from farspan.train.terms_trainer import TermsTrainer
 from farspan.train.trainer import read_log
 
@@ -283,10 +283,18 @@ def test_a_model_trained_with_temperature_computes_what_the_method_reads(setting
     assert (expected - without)[:, :512].abs().max() < 1e-5 < (expected - without)[:, 600:].abs().max()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt_neox"])
-def test_queries_that_cannot_be_scaled_are_refused(family: str) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "gpt_neox", "opt", "hunyuan"])
+def test_queries_that_cannot_be_scaled_are_refused(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="scales queries after their projection"):
-        scale_queries(tiny_model(family), 512)
+        check_scaling(open_lm(family, tokenizer))
+
+
+@pytest.mark.parametrize("family", ["llama", "phi", "cohere", "gemma2"])
+def test_checked_models_are_left_as_they_were(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm, ids = open_lm(family, tokenizer), some_ids(1, 90)
+    before = lm.model(ids).logits
+    check_scaling(lm)
+    assert torch.equal(lm.model(ids).logits, before)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
-from farspan.train.trained import TrainedSettings, choose, plain
+from farspan.train.trained import NORMS, TrainedSettings, choose, plain
 from farspan.train.trainer import save_whole
 
 from tiny import refused, tiny_config, tiny_model
 
-SEPARATE = ["llama", "qwen2", "qwen3", "gemma3", "olmo2", "opt", "phi", "stablelm"]
+SEPARATE = ["llama", "qwen2", "qwen3", "gemma3", "hunyuan", "olmo2", "opt", "phi", "stablelm"]
+NORMALISED = ["qwen3", "gemma3", "hunyuan", "olmo2"]
 FUSED = {"gpt_neox": "query_key_value", "phi3": "qkv_proj", "gpt2": "c_attn"}
 
 
@@ -70,7 +71,8 @@ def test_queries_and_keys_alone_move(family: str) -> None:
     assert after.keys() == before.keys()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     leaves = {name.split(".")[-2] for name in moved}
-    assert leaves <= {"q_proj", "k_proj", "q_norm", "k_norm", "q_layernorm", "k_layernorm", FUSED.get(family)}
+    assert leaves <= {"q_proj", "k_proj", *NORMS, FUSED.get(family)}
+    assert (leaves & set(NORMS) != set()) == (family in NORMALISED)
     layers = 2
     for leaf in leaves:
         assert len([name for name in moved if name.endswith(f"{leaf}.weight")]) == layers

@@ -66,6 +66,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", COMMON | {"head_dim": 8}),
     "qwen2": ("Qwen2", COMMON),
     "phi": ("Phi", COMMON),
+    "hunyuan": ("HunYuanDenseV1", COMMON | {"head_dim": 8}),  # queries and keys are normalised after RoPE
     "granite": ("Granite", COMMON),
     "phi3": ("Phi3", COMMON | HALF_ROTARY | {"sliding_window": None}),  # partial rotary
     "gemma": ("Gemma", COMMON | {"head_dim": 8}),

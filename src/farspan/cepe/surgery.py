@@ -31,6 +31,10 @@ from farspan.hf.training import evaluating
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp", "mlp_norm",
          "input_layernorm", "ln_1")  # fmt: skip  # the norm before the feed-forward, else the block's
+FUSED = ("qkv_proj", "query_key_value", "c_attn")  # queries, keys and values in one matrix
+# families with such a matrix in a layout of `matrices`
+KNOWN = ("bloom", "falcon", "gpt_neox", "gpt_neox_japanese", "persimmon", "gpt2", "gpt_bigcode", "phi3",
+         "phi4_multimodal")  # fmt: skip
 PROBE = 1e4  # a shift of the residual stream, much larger than the output of any module that follows a norm
 
 
@@ -84,14 +88,19 @@ def attach(model: Any) -> None:
         where = f"layer {index} of {type(model).__name__} ({type(layer).__name__})"
         attention = _attention(layer, where)
         norms = _norm(layer, where), *_qk_norms(attention)
+        if any(hasattr(attention, name) for name in FUSED) and (kind := model.config.model_type) not in KNOWN:
+            raise ValueError(
+                f"{where} cannot be extended: the layout of its queries, keys and values in one matrix is unknown for "
+                f"models of type {kind}. Use another decoder"
+            )
         found.append((index, layer, _site(layer, attention, where), shape_of(attention, where), norms))
     for index, layer, site, shape, norms in found:  # the model is changed only after all modules are found
         layer.cross_attn = CrossAttention(
             shape, width, *deepcopy(norms), from_end=len(layers) - index, num_cross=num_cross
         )
         layer._cepe_reading, layer._cepe_site, layer._cepe_at = model.reading, site, None
-        kind: Any = type(layer)
-        layer.__class__ = _reading_class(kind)
+        its: Any = type(layer)
+        layer.__class__ = _reading_class(its)
         if hasattr(layer, "_old_forward"):  # of accelerate's hooks; bound to the former class
             layer._old_forward = MethodType(type(layer).forward, layer)
         getattr(layer, site.module).register_forward_hook(partial(_join, layer))
@@ -163,10 +172,11 @@ def _norm(layer: nn.Module, where: str) -> nn.Module:
 
 def _qk_norms(attention: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
     def of(side: str) -> nn.Module | None:
-        found = [getattr(attention, f"{side}_{name}", None) for name in ("norm", "layernorm")]
+        names = f"{side[0]}_norm", f"{side[0]}_layernorm", f"{side}_layernorm"
+        found = (getattr(attention, name, None) for name in names)
         return next((norm for norm in found if isinstance(norm, nn.Module)), None)
 
-    return of("q"), of("k")
+    return of("query"), of("key")
 
 
 def shape_of(attention: Any, where: str) -> Shape:
@@ -176,7 +186,7 @@ def shape_of(attention: Any, where: str) -> Shape:
         ValueError: projections or a head's dimension that are not found.
     """
     dim = next((int(getattr(attention, name)) for name in ("head_dim", "head_size") if hasattr(attention, name)), 0)
-    names = [name for name in ("q_proj", "qkv_proj", "query_key_value", "c_attn") if hasattr(attention, name)]
+    names = [name for name in ("q_proj", *FUSED) if hasattr(attention, name)]
     if not dim or not names:
         raise ValueError(
             f"{where} cannot be extended: its {type(attention).__name__} has no head_dim or head_size, or no "
@@ -194,6 +204,11 @@ def shape_of(attention: Any, where: str) -> Shape:
     out, hidden = _size(first)
     if kind == "q_proj":
         heads, key_heads = out // dim, _size(attention.k_proj)[0] // dim
+        if (values := _size(attention.v_proj)[0]) != key_heads * dim:
+            raise ValueError(
+                f"{where} cannot be extended: its values have {values // key_heads} dimensions per head, its keys "
+                f"{dim}, expected as many. Use another decoder"
+            )
         biased = [getattr(attention, f"{p}_proj").bias is not None for p in "qkv"]
     else:
         named = getattr(attention, "num_heads", None) or getattr(attention, "num_attention_heads", None)
@@ -222,16 +237,16 @@ def matrices(
         parts = [_matrix(getattr(attention, f"{p}_proj")) for p in "qkv"]
         return [weight for weight, _ in parts], [bias for _, bias in parts]
     sizes = [shape.heads * shape.dim, shape.key_heads * shape.dim, shape.key_heads * shape.dim]
-    if hasattr(attention, "query_key_value"):  # for each key head: its queries, its key, its value
+    weight, bias = _matrix(next(getattr(attention, name) for name in FUSED if hasattr(attention, name)))
+    if hasattr(attention, "query_key_value") or not getattr(attention, "multi_query", True):  # the latter: GPTBigCode
+        # for each key head: its queries, its key, its value
         group = shape.heads // shape.key_heads
-        weight, bias = _matrix(attention.query_key_value)
         cut = weight.view(shape.key_heads, group + 2, shape.dim, -1).split([group, 1, 1], 1)
         weights = [part.reshape(size, -1) for part, size in zip(cut, sizes, strict=True)]
         if bias is None:
             return weights, [None] * 3
         parts = bias.view(shape.key_heads, group + 2, shape.dim).split([group, 1, 1], 1)
         return weights, [part.reshape(-1) for part in parts]
-    weight, bias = _matrix(attention.qkv_proj if hasattr(attention, "qkv_proj") else attention.c_attn)
     return list(weight.split(sizes)), [None] * 3 if bias is None else list(bias.split(sizes))
 
 

@@ -52,7 +52,8 @@ def heads_of(config: Any) -> tuple[int, int]:
         return 0, 0
     if getattr(config, "kv_lora_rank", None):  # its head_dim is that of the rotated part
         return heads, config.qk_nope_head_dim + config.qk_rope_head_dim
-    return heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+    named = (getattr(config, name, None) for name in ("head_dim", "kv_channels"))  # the second of JetMoE
+    return heads, next(filter(None, named), config.hidden_size // heads)
 
 
 class _AttentionCost(NamedTuple):
@@ -109,9 +110,10 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head = model.get_output_embeddings()
     embeddings = {id(p) for module in (*tables, head) if module is not None for p in module.parameters()}
-    share = _share_of_experts(config)
+    experts = _experts(config)
+    share = (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0  # that a token uses
     body = sum(
-        p.numel() * (share if ".experts." in name else 1.0)
+        p.numel() * (share if ".experts." in name or (p.ndim == 3 and len(p) == experts) else 1.0)
         for name, p in model.named_parameters()
         if id(p) not in embeddings
     )
@@ -121,11 +123,10 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
     return 2.0 * body, per_pair, 2.0 * config.hidden_size * model.get_input_embeddings().num_embeddings
 
 
-def _share_of_experts(config: Any) -> float:
-    """Return the share of a layer's experts that each token uses; 1 without experts."""
+def _experts(config: Any) -> int:
+    """Return the number of a layer's experts, 0 without experts."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((count for name in names if (count := getattr(config, name, None))), 0)
-    return (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
+    return next((int(count) for name in names if (count := getattr(config, name, None))), 0)
 
 
 def _windows(config: Any) -> dict[int, int | None]:

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from farspan.loading.errors import RefusedError, explained, one_line
 from farspan.loading.places import place_of
-from farspan.loading.refusals import check_config, refuse_integers, refuse_pickles
+from farspan.loading.refusals import check_config, check_windows, refuse_integers, refuse_pickles
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ def load_config(
         if getattr(config, "_commit_hash", None) is None:  # transformers 5.23 does not set it
             file = cached_file(place, "config.json", revision=revision, **local)
             config._commit_hash = extract_commit_hash(file, None)
+        check_windows(config)
         return config
 
 

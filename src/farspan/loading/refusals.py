@@ -59,6 +59,17 @@ def check_config(fields: Any, trust_remote_code: bool) -> None:
         check_config(fields["text_config"], trust_remote_code)
 
 
+def check_windows(config: PreTrainedConfig) -> None:
+    """Refuse layers with a sliding window that has no size: some models would read the whole text in them, others
+    fail."""
+    text = config.get_text_config(decoder=True)
+    if "sliding_attention" in (getattr(text, "layer_types", None) or ()) and not getattr(text, "sliding_window", None):
+        raise RefusedError(
+            "config.json has layers of sliding_attention (layer_types) without sliding_window, the tokens that they "
+            "see: add it, or change these layers to full_attention"
+        )
+
+
 def _is_known_quantization(config: Any) -> bool:
     if not isinstance(config, dict):
         return False

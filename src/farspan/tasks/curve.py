@@ -117,11 +117,6 @@ class Curve(CopyTask):
         longest = self.longest_of(2 * max(trained))
         return tuple(longest * i // 8 for i in range(1, 9))
 
-    @property
-    def probe(self) -> tuple[int, int]:
-        """w and k, tokens."""
-        return probe_tokens(self.warmup, self.scored, 0, None)
-
     def longest_of(self, tokens: int) -> int:
         """Return the largest length whose text and second part have at most so many tokens together."""
         both = sum(self.probe)

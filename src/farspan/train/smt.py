@@ -42,7 +42,7 @@ from farspan.train.preflight import preflight, usable
 from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.schedule import LengthSettings, Schedule, schedule
 from farspan.train.settings import RunSettings
-from farspan.train.temperature import PARAMETER, learns_scales, save_scales, scale_queries
+from farspan.train.temperature import PARAMETER, check_scaling, learns_scales, save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import load_finite, record_settings, run, save_whole, training, write_up
 from farspan.train.watching import WatchedSettings, measures_training_text, measuring
@@ -208,6 +208,7 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
             'model.temperature does not scale what LoRA adds to queries: leave it out, or give trained.what = "qk"'
         )
     if chosen.temperature:
+        check_scaling(lm)
         scale_queries(lm.model, trained, learned=chosen.temperature == "learned")
     if chosen.rope is not None:
         scale_rope(lm, chosen.rope, settings.lengths.target)

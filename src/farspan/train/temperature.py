@@ -11,17 +11,48 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from farspan import files, hf
-from farspan.methods.temperature import SCALES, log_n
+from farspan.lm import LM
+from farspan.methods.temperature import SCALES, Temperature, log_n
 
 PARAMETER = "log_n_scales"  # of a query projection, [heads]
 # lengths of rows that are read before one backward pass, which can compute their queries again: `sparse`, `window`
 LENGTHS = 2
+PROBE = 32  # tokens
+TOLERANCE = 0.01  # nats
+REFUSAL = (
+    "model.temperature scales queries after their projection and before RoPE, and {} normalises them, projects them "
+    "together with keys, or turns them in another way: leave it out"
+)
 
 
-def scale_queries(model: Any, original: int, *, learned: bool = False) -> None:
-    """Multiply the queries of `model` by max(1, ln(position + 1) / ln(original)), for good.
+@torch.no_grad()
+def check_scaling(lm: LM) -> None:
+    """Check that a model whose queries are scaled gives the scores that the method `temperature` reads.
+
+    Raises:
+        ValueError: as `scale_queries`; a model that the method cannot read; or other scores, as where queries are
+            normalised after RoPE, which removes the factor.
+    """
+    ids = torch.arange(1, PROBE + 1, device=lm.device)[None] % lm.vocabulary
+    original = 2  # so that the factor of nearly all tokens is above 1
+    with Temperature(original).on(lm) as reader:
+        expected = reader.read(ids[:, :1]).score(ids[:, 1:]).nats
+    hooks = scale_queries(lm.model, original)
+    try:
+        logits = lm.model(ids, use_cache=False).logits[0, :-1].float()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = nn.functional.cross_entropy(logits, ids[0, 1:].to(logits.device), reduction="none")
+    if float((found.cpu() - expected[0].cpu()).abs().max()) > TOLERANCE:
+        raise ValueError(REFUSAL.format(type(lm.model).__name__))
+
+
+def scale_queries(model: Any, original: int, *, learned: bool = False) -> list[RemovableHandle]:
+    """Multiply the queries of `model` by max(1, ln(position + 1) / ln(original)), and return the hooks that do so.
 
     The factor is applied before RoPE, which rotates and so commutes with it.
 
@@ -31,16 +62,12 @@ def scale_queries(model: Any, original: int, *, learned: bool = False) -> None:
             plain factor.
 
     Raises:
-        ValueError: a family whose queries are normalised, or not projected on their own.
+        ValueError: a family whose queries are not projected on their own, or without a module for RoPE.
     """
-    decoder, family, config = hf.decoder_of(model), type(model).__name__, model.config.get_text_config(decoder=True)
-    named = {name.rpartition(".")[2] for name, _ in decoder.named_modules()}
-    layers = list(_projections(model))
-    if named & {"q_norm", "q_layernorm"} or len(layers) != config.num_hidden_layers:
-        raise ValueError(
-            f"model.temperature scales queries after their projection, and {family} normalises them or projects them "
-            "together with keys: leave it out"
-        )
+    config = model.config.get_text_config(decoder=True)
+    layers, rotary = list(_projections(model)), hf.rotary_modules(model)
+    if not rotary or len(layers) != config.num_hidden_layers:
+        raise ValueError(REFUSAL.format(type(model).__name__))
     seen: dict[int, Tensor] = {}  # positions by the length of a row, of the last calls
 
     def positions(module: nn.Module, given: Any, options: Any) -> None:
@@ -57,13 +84,14 @@ def scale_queries(model: Any, original: int, *, learned: bool = False) -> None:
         heads = queries.unflatten(-1, (factor.shape[-1], -1))
         return (heads * factor[..., None]).to(queries.dtype).flatten(-2)
 
-    for module in hf.rotary_modules(model):  # each call of the decoder asks them for its positions first
-        module.register_forward_pre_hook(positions, with_kwargs=True)
+    # each call of the decoder asks the rotary modules for its positions first
+    hooks = [module.register_forward_pre_hook(positions, with_kwargs=True) for module in rotary]
     for module in layers:
         if learned:
             ones = torch.ones(config.num_attention_heads, device=next(module.parameters()).device)
             module.register_parameter(PARAMETER, nn.Parameter(ones))
-        module.register_forward_hook(scaled)
+        hooks.append(module.register_forward_hook(scaled))
+    return hooks
 
 
 def save_scales(model: Any, original: int, folder: Path) -> None:

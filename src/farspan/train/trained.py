@@ -24,7 +24,7 @@ from farspan.extras import optional_import
 from farspan.train.config import Settings
 
 PROJECTIONS = ("q_proj", "k_proj")
-NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
 LORA = ("rank", "alpha", "dropout", "modules")
 FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "W_pack", "att_proj", "qkv")
 
