@@ -570,6 +570,7 @@ def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
             for out in (["--out", ""], ["--out="])
         ),
         (["nope"], "error: No such command 'nope'. See farspan --help\n"),
+        (["curv"], "error: No such command 'curv'. Did you mean 'curve'? See farspan --help\n"),
         (["train", "lm", "a", "b"], "error: Got unexpected extra argument(s) (b). See farspan train lm --help\n"),
         (["curve", "m", "--zzzz"], "error: No such option: --zzzz. See farspan curve --help\n"),
     ],

@@ -55,7 +55,8 @@ class OneLine(TyperGroup):
         except UsageError as error:
             if type(error).__name__ != "NoArgsIsHelpError":  # its help is already printed
                 problem = error.format_message().replace("Value error, ", "").rstrip(".") + _given(error)
-                line = f"error: {problem}. See {getattr(error.ctx, 'command_path', 'farspan')} --help"
+                end = "" if problem.endswith("?") else "."
+                line = f"error: {problem}{end} See {getattr(error.ctx, 'command_path', 'farspan')} --help"
                 err.print_line(" ".join(line.split()), style="red")
             sys.exit(error.exit_code)
         sys.exit(ended or 0)
