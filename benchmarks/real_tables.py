@@ -391,9 +391,14 @@ def attention(model: str) -> str:
         values = [tuple(data[f"{n}{end}"] for end in ("", "_low", "_high")) for n in names]
         if has_windows:
             values += [of_full_layers(model, at.length, share) for share in (HEAVIEST, FIRST)]
-        lines.append([f"{at.length:,}", *("{:.3f} [{:.3f}, {:.3f}]".format(*three) for three in values)])
+        lines.append([f"{at.length:,}", *(_share(*three) for three in values)])
     more = ["heaviest quarter, layers without a window", "sinks, there"] if has_windows else []
     return table(["keys", *names.values(), *more], lines)
+
+
+def _share(mean: float, low: float | None, high: float | None) -> str:
+    """Return a share with its interval, which is None where all texts have the same."""
+    return f"{mean:.3f}" if low is None else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def of_full_layers(model: str, length: int, share: Sequence[str]) -> Interval:

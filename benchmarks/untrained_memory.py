@@ -225,13 +225,15 @@ def overview(found: dict[str, By], recipes: Sequence[str], other: str, task: str
 
 def page() -> str:
     """Return the page with its tables, made again of the recorded rows: each is named `SIZE ONE OTHER [FIRST TEXT]`, or
-    `SIZE every OTHER TASK` with all recipes of memory_recipes.py."""
+    `SIZE every OTHER TASK` with all recipes of memory_recipes.py. In place of a size, `mentions44` is a folder of rows on
+    more texts, apart since these are other windows."""
 
     def made(name: str) -> str:
         size, one, other, *more = name.split()
+        folder = SIZES[size].recorded if size in SIZES else RECORDED / size
         if one != "every":
-            return compared(measured(SIZES[size].recorded, *map(int, more)), one, other)
-        found = measured(SIZES[size].recorded)
+            return compared(measured(folder, *map(int, more)), one, other)
+        found = measured(folder)
         recipes = [recipe for recipe in DEMO_SIZE.recipes if recipe in found and recipe != other]
         return overview(found, recipes, other, *more)
 
