@@ -130,6 +130,8 @@ class Curve(Task):
         return tokens - both if self.protocol == "probe" and tokens >= 2 * both else tokens // 2
 
     def on(self, lm: LM, text: str) -> "BoundCurve":
+        probe = {"warmup": self.warmup, "scored": self.scored} if self.protocol == "probe" else {}
+        self.refuse_open(protocol=self.protocol, **probe)
         target = named_text(self.target_text or text, text, lm)
         prefix = named_text(self.prefix_text, text, lm) if self.prefix_text else None
         return BoundCurve(**vars(self), target=target, prefix=prefix)
@@ -147,14 +149,6 @@ class BoundCurve(Curve, Bound[Texts]):
     task: ClassVar[str] = "curve"
     needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.protocol is None:  # its rows would name no protocol
-            raise ValueError(
-                "curve: protocol=auto depends on the lengths, which a task on a text does not have: name a protocol, "
-                "such as curve:protocol=nested, or bind task.resolved(lengths, trained)"
-            )
 
     @property
     def adaptive(self) -> bool:  # type: ignore[override]

@@ -55,6 +55,7 @@ class Recall(Task):
         return BoundCurve.task
 
     def on(self, lm: LM, text: str) -> "BoundRecall":
+        self.refuse_open(warmup=self.warmup, scored=self.scored)
         return BoundRecall(
             protocol="probe",
             warmup=self.warmup,
