@@ -225,8 +225,8 @@ def overview(found: dict[str, By], recipes: Sequence[str], other: str, task: str
 
 def page() -> str:
     """Return the page with its tables, made again of the recorded rows: each is named `SIZE ONE OTHER [FIRST TEXT]`, or
-    `SIZE every OTHER TASK` with all recipes of memory_recipes.py. In place of a size, `mentions44` is a folder of rows on
-    more texts, apart since these are other windows."""
+    `SIZE every OTHER TASK` with all recipes of memory_recipes.py. In place of a size, `mentions44` is a folder of rows
+    on more texts, apart since these are other windows."""
 
     def made(name: str) -> str:
         size, one, other, *more = name.split()

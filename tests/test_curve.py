@@ -14,6 +14,7 @@ from farspan import stats
 from farspan.lm import LM, load, wrap
 from farspan.methods import Method, method
 from farspan.record import Row
+from farspan.tasks import task as parsed
 from farspan.tasks.curve import BoundCurve, Curve, overlap
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
@@ -336,9 +337,24 @@ def test_rings_of_four_give_every_target_one_control_and_keep_it(repeats: int) -
         assert [example.id for example in more[:repeats]] == [example.id for example in examples]
 
 
-def test_a_curve_of_open_protocol_is_not_bound(lm: LM) -> None:
-    with pytest.raises(ValueError, match=r"curve:protocol=nested, or bind task.resolved\(lengths, trained\)"):
-        Curve().on(lm, "random")
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("curve", "protocol"),
+        ("curve:protocol=probe", "warmup and scored"),
+        ("recall", "warmup and scored"),
+        ("perplexity", "target_tokens"),
+        ("longppl:short=20", "block and target_tokens"),
+        ("attention", "bin"),
+    ],
+)
+def test_a_task_with_open_settings_is_not_bound(spec: str, named: str, lm: LM) -> None:
+    with pytest.raises(ValueError, match=rf"got no {named}, .* or bind task.resolved\(lengths, trained\)"):
+        parsed(spec).on(lm, "random")
+    assert parsed(spec).resolved((100, 8000), (512,)).on(lm, "random").settings
+
+
+def test_the_protocol_follows_from_the_longest_length(lm: LM) -> None:
     assert Curve().resolved((100, 8000), (512,)).on(lm, "random").settings["protocol"] == "probe"
 
 

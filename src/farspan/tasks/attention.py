@@ -64,6 +64,7 @@ class Attention(Task):
         return tuple(sorted({longest // part for part in PARTS} - set(range(self.sinks + 1)))) or (longest,)
 
     def on(self, lm: LM, text: str) -> "BoundAttention":
+        self.refuse_open(bin=self.bin)
         return BoundAttention.of(self, lm, text)
 
 
@@ -77,7 +78,7 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
     @property
     def width(self) -> int:
         """Tokens of distance in a bin."""
-        assert self.bin is not None, "resolve the task first"
+        assert self.bin is not None
         return self.bin
 
     @property

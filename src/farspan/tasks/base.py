@@ -115,8 +115,16 @@ class Task(ABC):
         """Bind the task to a text, tokenised for the model. It ignores `text` unless `reads_text`.
 
         Raises:
-            ValueError: a text or data set that cannot be read.
+            ValueError: a text or data set that cannot be read, or a setting that is open: see `resolved`.
         """
+
+    def refuse_open(self, **settings: Any) -> None:
+        """Raise ValueError if one of these settings is not chosen."""
+        if names := [name for name, value in settings.items() if value is None]:
+            raise ValueError(
+                f"{self.name}: got no {' and '.join(names)}, whose default depends on the lengths. Give it, or bind "
+                "task.resolved(lengths, trained)"
+            )
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         """Return the task with open settings chosen for these lengths; without lengths, for models trained on these

@@ -123,6 +123,8 @@ class Curve(CopyTask):
         return tokens - both if self.protocol == "probe" and tokens >= 2 * both else tokens // 2
 
     def on(self, lm: LM, text: str) -> "BoundCurve":
+        probe = {"warmup": self.warmup, "scored": self.scored} if self.protocol == "probe" else {}
+        self.refuse_open(protocol=self.protocol, **probe)
         target, prefix = self.named_texts(lm, text)
         return BoundCurve(**vars(self), target=target, prefix=prefix)
 
@@ -139,14 +141,6 @@ class BoundCurve(Curve, Bound[Texts]):
     task: ClassVar[str] = "curve"
     needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.protocol is None:  # its rows would name no protocol
-            raise ValueError(
-                "curve: protocol=auto depends on the lengths, which a task on a text does not have: name a protocol, "
-                "such as curve:protocol=nested, or bind task.resolved(lengths, trained)"
-            )
 
     @property
     def adaptive(self) -> bool:  # type: ignore[override]

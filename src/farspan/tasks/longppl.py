@@ -38,7 +38,7 @@ from torch import Tensor
 
 from farspan.files import expanded
 from farspan.lengths import doubled_lengths
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
+from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.record import Row, latest, read_rows
 from farspan.specs import choice, limited
@@ -121,8 +121,10 @@ class LongPPL(Task):
 
     def on(self, lm: LM, text: str) -> "BoundLongPPL":
         chosen = None if self.keys == OWN else key_tokens(self.keys)
-        how = chosen.how if chosen else self.resolved(None, (lm.trained_length or DEFAULT_TRAINED_LENGTH,))
-        return BoundLongPPL(how=how, chosen=chosen, text=load(text, lm.tokenizer))
+        if chosen is None:
+            targets = {} if self.targets == "all" else {"target_tokens": self.target_tokens}
+            self.refuse_open(short=self.short, block=self.block, **targets)
+        return BoundLongPPL(how=chosen.how if chosen else self, chosen=chosen, text=load(text, lm.tokenizer))
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ class Perplexity(Task):
         return TARGET_TOKENS if self.target_tokens is None else self.target_tokens
 
     def on(self, lm: LM, text: str) -> "BoundPerplexity":
+        self.refuse_open(target_tokens=self.target_tokens)
         return BoundPerplexity.of(self, lm, text)
 
 

@@ -46,6 +46,7 @@ class Recall(CopyTask):
         return BoundCurve.task
 
     def on(self, lm: LM, text: str) -> "BoundRecall":
+        self.refuse_open(warmup=self.warmup, scored=self.scored)
         target, prefix = self.named_texts(lm, text)
         return BoundRecall(
             protocol="probe",
