@@ -8,9 +8,9 @@
 
 NAME=FOLDER,FOLDER is a recipe and its models, one for each seed, read under --method, by default full attention;
 --recipe is a recipe of smt_extend.py, trained with seeds 0 to N - 1 below --out where it is not there yet. All are
-measured on the same texts as the embedded model (`base`) and the same under YaRN by 8 (`yarn8`) and by 16 (`yarn16`),
-none of which is trained for long texts. With --size smollm2 the model is SmolLM2-135M-Instruct, texts have 1 and 4
-windows (mentions 4), and the text is --books:
+measured on the same texts as the embedded model (`base`) and the same under YaRN by 8 (`yarn8`), by 16 (`yarn16`) and
+by 16 with log-n scaling (`yarn16-log-n`), none of which is trained for long texts. With --size smollm2 the model is
+SmolLM2-135M-Instruct, texts have 1 and 4 windows (mentions 4), and the text is --books:
 
     mentions     nats that names and numbers gain from mentions 1,000 tokens and more before
     needle       answers to five needles in one text, and their nats
@@ -96,7 +96,12 @@ class Size:
 SIZES = {
     "demo": Size(
         DEMO,
-        {"base": "full", "yarn8": "rope:type=yarn,factor=8", "yarn16": "rope:type=yarn,factor=16"},
+        {
+            "base": "full",
+            "yarn8": "rope:type=yarn,factor=8",
+            "yarn16": "rope:type=yarn,factor=16",
+            "yarn16-log-n": "rope:type=yarn,factor=16+temperature",
+        },
         PARTS,
         "float32",
         RECORDED,
