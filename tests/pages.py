@@ -18,6 +18,7 @@ COMMAND = re.compile(r"(?:^|\s)farspan\s+(?=[a-z-])([^&|;>]*)")
 COMMENT = re.compile(r"\s#\s.*$", re.M)
 WRAPPED = re.compile(r'^.*--wrap "(.*)"$', re.M)  # of sbatch
 OMITTED = "…"  # a line of a page's output that stands for any lines
+PROGRESS = re.compile(r"^.* about .+ left\n", re.M)  # of a command that takes long on a busy machine
 
 
 def code_and_prose(page: Path) -> tuple[str, str]:
@@ -54,7 +55,7 @@ def commands(code: str) -> list[str]:
 def shows(printed: str, shown: str) -> None:
     """Fail unless the lines of a page are printed in this order, without the lines that it omits. Numbers depend on
     the machine and on Python's library, which is the text: they may differ, and so may what is a difference."""
-    lines, at = [masked(line) for line in printed.splitlines() if masked(line)], 0
+    lines, at = [masked(line) for line in PROGRESS.sub("", printed).splitlines() if masked(line)], 0
     expected = [masked(line) for line in shown.splitlines() if masked(line)]
     for before, line in pairwise([OMITTED, *expected]):
         if line == OMITTED:
