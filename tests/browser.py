@@ -20,6 +20,8 @@ document.head.append(style);
 const { dataset } = document.body;
 if (dataset.mdColorScheme) dataset.mdColorScheme = arguments[0] === "dark" ? "slate" : "default";
 """
+# the page's scripts follow a new size when it is drawn, which a busy machine does late
+DRAWN = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
 RUN = """
 const [rules, done] = arguments;
 const options = { runOnly: rules, resultTypes: ["violations"], preload: false };
@@ -81,6 +83,7 @@ def findings(browser: Any, source: str) -> Iterator[str]:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
         browser.execute_script(SCHEME, scheme)
         browser.execute_script(source)
+        browser.execute_async_script(DRAWN)
         for one in browser.execute_async_script(RUN, RULES):
             for node in one["nodes"] if one["impact"] in REPORTED else ():
                 why, element = node["failureSummary"].splitlines()[1], " ".join(node["html"].split())
