@@ -50,7 +50,7 @@ from farspan.text.documents import read_texts
 KINDS = ("bm25", "dense", "faiss")
 ENCODER = "facebook/contriever"
 WORDS = 100  # of a passage: the Wikipedia passages of Karpukhin et al. 2020, arXiv 2004.04906
-FORMAT = 1  # incremented when the stored content changes
+FORMAT = 2  # incremented when the stored content changes, or the words of BM25
 VECTORS_AT_ONCE = 1 << 14
 NEIGHBOURS = 32  # of each vector in the graph of `faiss`
 # scripts without spaces between words
@@ -287,7 +287,7 @@ def open_index(folder: str | Path) -> Index:
         raise ValueError(f"{error}. Delete the folder and build the index again with `farspan index`.") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT or not checksums.is_sealed(folder):
         raise ValueError(
-            f"{folder} was not written by this version of farspan, which keeps checksums (checksums.json): delete it "
+            f"{folder} was written by another version of farspan, or has no checksums (checksums.json): delete it "
             "and build it again with `farspan index`"
         )
     index = Index(folder, about)
