@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import BertConfig, BertLMHeadModel
 
 from farspan import hf, reader
 from farspan.hf.cache import BufferLayer
-from farspan.lm import LM, wrap
+from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import chunk_of
 from farspan.methods import method
 from farspan.reader import CachedMemory, DenseReader, NotFiniteError, dense_reader, self_check
@@ -628,3 +629,9 @@ def test_ids_that_are_no_rows_of_tokens_are_refused(
 def test_seeds_that_torch_does_not_take_are_refused(seed: int, lm: LM) -> None:
     with pytest.raises(ValueError, match=rf"seed: got {seed}, expected a number from -2\*\*63 to 2\*\*64 - 1"):
         dense_reader(lm).read(some_ids(1, 4)).generate(some_ids(1, 3), 2, seed=seed)
+
+
+def test_models_with_capped_scores_are_read_by_eager_attention(tokenizer: Any, tmp_path: Path) -> None:
+    for part in (tiny_model("gemma2"), tokenizer):
+        part.save_pretrained(tmp_path)
+    assert load(tmp_path).identity["attention"] == "eager"

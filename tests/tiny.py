@@ -143,7 +143,9 @@ def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Modul
     """A two-layer model of random weights, large enough that its choices differ from token to token."""
     torch.manual_seed(0)
     config = tiny_config(architecture, **changes)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    # transformers 5.15 chooses sdpa for Gemma 2, which does not cap scores
+    kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else None
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -25,7 +25,7 @@ from farspan.loading import (
     own_module,
     without_weights,
 )
-from farspan.loading.devices import check_device_map, device_of, own_dtype
+from farspan.loading.devices import check_device_map, device_of, own_attention, own_dtype
 from farspan.loading.gguf import identity, is_gguf
 from farspan.loading.places import folder_of, gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
@@ -186,7 +186,7 @@ def load(
         dtype: of weights and activations; "auto" is the checkpoint's own, but float32 instead of a 16-bit dtype
             that the CPU has no instructions for (`hf.has_instructions`), which is up to 10 times slower.
         device: "cpu", "cuda", "cuda:1", "mps"; default the first accelerator, else the CPU.
-        attention: transformers' name of an attention implementation; default the model's own.
+        attention: transformers' name of an attention implementation; default the model's own, eager for Gemma 2.
         trained_length: tokens; overrides the config's.
         revision: branch, tag or commit on the hub.
         trust_remote_code: run code that comes with the model; None: no, and the caller has no option to allow it.
@@ -219,6 +219,7 @@ def load(
         place = device_of(device)
     config = load_config(name, **common)
     hf.check_divides(config, hub.get("distributed_config"), name)
+    attention = attention or own_attention(config)
     shown = name if gguf is None else f"{model}/{gguf}"
     kind = own_dtype(name, config, place) if dtype == "auto" else getattr(torch, dtype)
     if not weights:
