@@ -144,8 +144,8 @@ def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Modul
     torch.manual_seed(0)
     config = tiny_config(architecture, **changes)
     # transformers 5.15 chooses sdpa for Gemma 2, which does not cap scores
-    kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else None
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).eval()
+    kernel = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, **kernel).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
