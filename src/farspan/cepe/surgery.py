@@ -88,10 +88,10 @@ def attach(model: Any) -> None:
         where = f"layer {index} of {type(model).__name__} ({type(layer).__name__})"
         attention = _attention(layer, where)
         norms = _norm(layer, where), *_qk_norms(attention)
-        if any(hasattr(attention, name) for name in FUSED) and (kind := model.config.model_type) not in KNOWN:
+        if any(hasattr(attention, name) for name in FUSED) and (family := model.config.model_type) not in KNOWN:
             raise ValueError(
                 f"{where} cannot be extended: the layout of its queries, keys and values in one matrix is unknown for "
-                f"models of type {kind}. Use another decoder"
+                f"models of type {family}. Use another decoder"
             )
         found.append((index, layer, _site(layer, attention, where), shape_of(attention, where), norms))
     for index, layer, site, shape, norms in found:  # the model is changed only after all modules are found
@@ -99,8 +99,8 @@ def attach(model: Any) -> None:
             shape, width, *deepcopy(norms), from_end=len(layers) - index, num_cross=num_cross
         )
         layer._cepe_reading, layer._cepe_site, layer._cepe_at = model.reading, site, None
-        its: Any = type(layer)
-        layer.__class__ = _reading_class(its)
+        kind: Any = type(layer)
+        layer.__class__ = _reading_class(kind)
         if hasattr(layer, "_old_forward"):  # of accelerate's hooks; bound to the former class
             layer._old_forward = MethodType(type(layer).forward, layer)
         getattr(layer, site.module).register_forward_hook(partial(_join, layer))
