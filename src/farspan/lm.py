@@ -25,7 +25,7 @@ from farspan.loading import (
     own_module,
     without_weights,
 )
-from farspan.loading.devices import check_device_map, device_of, own_attention, own_dtype
+from farspan.loading.devices import check_device_map, device_of, own_dtype
 from farspan.loading.gguf import identity, is_gguf
 from farspan.loading.places import folder_of, gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
@@ -219,7 +219,6 @@ def load(
         place = device_of(device)
     config = load_config(name, **common)
     hf.check_divides(config, hub.get("distributed_config"), name)
-    attention = attention or own_attention(config)
     shown = name if gguf is None else f"{model}/{gguf}"
     kind = own_dtype(name, config, place) if dtype == "auto" else getattr(torch, dtype)
     if not weights:

@@ -132,7 +132,7 @@ def without_weights(
     """
     if dtype == "auto":
         dtype = stored_dtype(config) or torch.float32
-    options: dict[str, Any] = {"dtype": dtype} | ({"attn_implementation": attention} if attention else {})
+    options: dict[str, Any] = {"dtype": dtype} | _kernel(config, attention)
     with explained(name, "model", "config.json", trust_remote_code), torch.device("meta"):
         if (own := own_module(config)) is not None:
             model = own.class_of(config)._from_config(config, **options)
@@ -142,6 +142,14 @@ def without_weights(
         if not {*(model._keep_in_fp32_modules_strict or ())}.isdisjoint(part.split(".")):
             module.float()  # as `from_pretrained` does
     return model.eval()
+
+
+def _kernel(config: PreTrainedConfig, wanted: str | None) -> dict[str, str]:
+    """Return transformers' option for the attention that is wanted, by default eager for models that cap its scores,
+    such as Gemma 2: transformers 5.15 would choose sdpa, which does not cap them. Empty: as transformers chooses."""
+    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    kernel = wanted or (None if capped is None else "eager")
+    return {"attn_implementation": kernel} if kernel else {}
 
 
 @contextmanager
@@ -191,7 +199,7 @@ def load_weights(
                     use_safetensors=None if allow_pickle else True,
                     revision=revision,
                     trust_remote_code=bool(trust_remote_code),
-                    **options,
+                    **options | _kernel(config, options.get("attn_implementation")),
                 )
         except ImportError as error:
             if not (attention := options.get("attn_implementation")):

@@ -52,13 +52,6 @@ def device_of(wanted: str | torch.device | None) -> torch.device:
     return device
 
 
-def own_attention(config: Any) -> str | None:
-    """Return eager for models that cap the scores of attention, such as Gemma 2: transformers 5.15 would choose sdpa,
-    which does not cap them. None: as transformers chooses."""
-    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    return None if capped is None else "eager"
-
-
 def check_device_map(wanted: Any) -> None:
     """Raise ValueError for a `device_map` of transformers with a device that does not exist."""
     named = ("auto", "balanced", "balanced_low_0", "sequential")
