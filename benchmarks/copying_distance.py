@@ -265,6 +265,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="make the tables and the picture of the kept weights")
     parser.add_argument("--quick", action="store_true", help="one text of SmolLM2; nothing is kept")
     options = parser.parse_args()
+    if not options.write and not any((options.data / "books").glob("*.txt")):
+        parser.error(f"{options.data} has no books/*.txt: give a folder with books/ (--data)")
     if options.quick:
         lines = measure(1, options.data / "books", list(COMPARED)[:1])
         print(tables(lines, lines[0]["of"]))
