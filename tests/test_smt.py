@@ -551,7 +551,9 @@ def test_the_config_of_a_recipe_is_what_was_measured(monkeypatch: pytest.MonkeyP
     assert given.model_copy(update={"trainer": trainer}) == expected
 
 
-def test_the_kept_rows_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kept_rows_are_those_of_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
     monkeypatch.syspath_prepend(path.parent)
     names = runpy.run_path(str(path))
@@ -559,6 +561,8 @@ def test_the_kept_rows_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) ->
     lines = {line.split(" | ")[0]: line for table in names["expectation_tables"](found) for line in table.splitlines()}
     for name in ("base", "smt", "smt + streaming", "yarn-repeat", "unmixed"):
         assert lines[f"| {name}"] in page.replace("**", ""), name
+    names["against_yarn"](names["recorded_pairs"]())
+    assert capsys.readouterr().out.strip() in page
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba"])
