@@ -27,6 +27,7 @@ from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.text.corpora import Corpus
 
 import tiny
+from naive import nats_after
 from tiny import tiny_model
 from toys import few_tokens, perplexity_of, toy_lm
 
@@ -43,22 +44,16 @@ def bound(text: Corpus, targets: str = "fixed", **settings: Any) -> BoundLongPPL
 measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 
 
-def nats_after(lm: LM, context: list[int], tokens: list[int]) -> list[float]:
-    """-log p of each token behind a separator, a context and the tokens before it, from a plain forward."""
-    with torch.no_grad():
-        logits = lm.model(input_ids=torch.tensor([[*lm.separator.ids, *context, *tokens]]), use_cache=False).logits[0]
-    expected = logits[-len(tokens) - 1 : -1].double().log_softmax(-1)
-    return (-expected.gather(-1, torch.tensor(tokens)[:, None])[:, 0]).tolist()
-
-
 def naive(lm: LM, window: list[int], length: int, how: LongPPL) -> tuple[np.ndarray, np.ndarray]:
     """Nats of every target after its long and its short context, a plain forward for all and one for each block."""
     text = window[-length:] if how.targets == "fixed" else window[:length]
     first = length - how.target_tokens if how.target_tokens else how.short + how.block
     short = list[float]()
     for place in range(first, length, how.block):
-        short += nats_after(lm, text[place - how.short : place], text[place : min(place + how.block, length)])
-    return np.array(nats_after(lm, text[:first], text[first:length])), np.array(short)
+        before = [*lm.separator.ids, *text[place - how.short : place]]
+        short += nats_after(lm.model, before, text[place : min(place + how.block, length)])[0].tolist()
+    long, _ = nats_after(lm.model, [*lm.separator.ids, *text[:first]], text[first:length])
+    return long.numpy(), np.array(short)
 
 
 @pytest.mark.parametrize(

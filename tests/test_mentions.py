@@ -24,6 +24,7 @@ from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import load
 
 import tiny
+from naive import nats_after
 from tiny import tiny_model
 
 LENGTHS = (400, 700)
@@ -200,11 +201,8 @@ def test_examples_do_not_depend_on_the_number_of_repeats_and_differ_by_seed(lm: 
 
 
 def naive_nats(lm: LM, tokens: np.ndarray, spans: list[slice]) -> list[float]:
-    ids = torch.tensor([[*lm.separator.ids, *tokens.tolist()]])
-    with torch.no_grad():
-        logits = lm.model(input_ids=ids, use_cache=False).logits[0].double().log_softmax(-1)
-    shift = len(lm.separator.ids)
-    return [-sum(float(logits[shift + i - 1, tokens[i]]) for i in range(one.start, one.stop)) for one in spans]
+    nats, _ = nats_after(lm.model, lm.separator.ids, tokens.tolist())
+    return [float(nats[span].sum()) for span in spans]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])

@@ -34,6 +34,7 @@ from farspan.tasks.needle import KINDS, BoundNeedle, _mentions
 from farspan.text.corpora import Corpus, load
 
 import tiny
+from naive import greedy_until, nats_after
 from tiny import tiny_model
 
 LENGTHS = (640, 900)
@@ -169,16 +170,11 @@ def test_forced_scores_equal_one_forward_over_everything(
         which = example.depths.index(row.depth)
         query = example.payload.queries[which]
         before = [*lm.separator.ids, *task.context(lm, example, row.length, which)[0], *query.ids]
-        with torch.no_grad():
-            logits = lm.model(input_ids=torch.tensor([[*before, *query.answer]]), use_cache=False).logits[0].float()
-        answer = torch.from_numpy(query.answer)
-        log_p = logits[len(before) - 1 : -1].log_softmax(-1)
-        hits = (log_p.argmax(-1) == answer).tolist()
-        nats = -log_p.gather(-1, answer[:, None])[:, 0].double()
+        nats, hits = nats_after(lm.model, before, query.answer)
         scored = [place for span in query.spans for place in range(*span)]
-        right = [all(hits[first:last]) for first, last in query.spans]
+        right = [bool(hits[first:last].all()) for first, last in query.spans]
         assert row.scores["nats"] == pytest.approx(float(nats[scored].sum()), rel=1e-4)
-        assert row.scores["token_hits"] == np.mean([hits[place] for place in scored])
+        assert row.scores["token_hits"] == hits[scored].double().mean()
         assert row.scores["right"] == np.mean(right)
         assert row.scores.get("exact") == (float(all(right)) if len(right) > 1 else None)
         assert row.scores["context"] == len(before)
@@ -220,13 +216,7 @@ def test_generated_answers_equal_plain_greedy_decoding(
             assert shown.endswith(f"{query.question}{after}The magic number of {key} is")
         else:
             assert "user:" not in shown
-        new: list[int] = []
-        while len(new) < 12:
-            with torch.no_grad():
-                token = int(lm.model(input_ids=torch.tensor([[*ids, *new]]), use_cache=False).logits[0, -1].argmax())
-            if token in lm.stop_tokens:
-                break
-            new.append(token)
+        new = greedy_until(lm.model, ids, 12, lm.stop_tokens)
         assert row.scores["prediction"] == lm.tokenizer.decode(new, skip_special_tokens=True)
         assert row.scores["new"] == len(new)
 

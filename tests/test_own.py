@@ -23,6 +23,7 @@ from farspan.tasks.prompts import encoded
 from farspan.text.corpora import Corpus, load
 
 import tiny
+from naive import nats_after
 from tiny import tiny_model
 
 LENGTHS = (400, 600, 1000)
@@ -236,12 +237,8 @@ def test_numbers_equal_one_forward_over_everything(
     examples = {example.id: example for example in asked.examples(lm, lengths, 2, 0)}
 
     def naive(before: list[int], question: np.ndarray, answer: np.ndarray) -> tuple[float, torch.Tensor]:
-        ids = torch.tensor([[*lm.separator.ids, *before, *question, *answer]])
-        with torch.no_grad():
-            expected = lm.model(input_ids=ids, use_cache=False).logits[0].float()[-len(answer) - 1 : -1]
-        target = torch.from_numpy(answer)
-        nats = -expected.double().log_softmax(-1)[torch.arange(len(answer)), target]
-        return float(nats.sum()), expected.argmax(-1) == target
+        nats, hits = nats_after(lm.model, [*lm.separator.ids, *before, *question], answer)
+        return float(nats.sum()), hits
 
     for row in measured(tmp_path / "run", lm, asked, lengths=lengths, repeats=2):
         example = examples[row.example]

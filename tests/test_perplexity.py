@@ -30,6 +30,7 @@ from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 import tiny
+from naive import log_p_after
 from tiny import hit_prone, tiny_model
 from toys import counting_text, few_tokens, perplexity_of, toy_lm
 
@@ -44,14 +45,9 @@ measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 def naive_nats(lm: LM, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Nats, hits and the two largest logits' distance of every token of ids behind a separator, from one plain
     forward and all logits."""
-    fed = torch.tensor([[*lm.separator.ids, *ids]])
-    with torch.no_grad():
-        logits = lm.model(input_ids=fed, use_cache=False).logits[0].float()
-    expected = logits[len(lm.separator.ids) - 1 : -1]
-    best = expected.topk(2).values
-    target = torch.tensor(ids)
-    nats = -expected.double().log_softmax(-1)[torch.arange(len(ids)), target]
-    return nats, expected.argmax(-1) == target, best[:, 0] - best[:, 1]
+    log_p, target = log_p_after(lm.model, lm.separator.ids, ids), torch.tensor(ids)
+    best = log_p.topk(2).values
+    return -log_p[torch.arange(len(ids)), target], log_p.argmax(-1) == target, best[:, 0] - best[:, 1]
 
 
 def assert_equals_the_naive_pass(rows: list[Row], lm: LM, task: BoundPerplexity, lengths: tuple[int, ...]) -> float:

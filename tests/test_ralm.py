@@ -24,6 +24,7 @@ from farspan.text.retrieval import build
 
 import tiny
 from cepe_models import tiny_cepe
+from naive import nats_after
 from tiny import tiny_model
 
 LENGTHS = (0, 1, 3)
@@ -52,14 +53,6 @@ def ralm(documents: Path, lm: LM, found: str = "found", **changes: Any) -> Bound
 measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, chunk=23)
 
 
-def naive(lm: LM, before: list[int], scored: list[int]) -> torch.Tensor:
-    """log-probabilities [scored, vocabulary] from one forward over everything."""
-    ids = torch.tensor([[*lm.separator.ids, *before, *scored]])
-    with torch.no_grad():
-        logits = lm.model(input_ids=ids, use_cache=False).logits[0].float()
-    return logits[-len(scored) - 1 : -1].log_softmax(-1)
-
-
 def passages_of(asked: BoundRalm, lm: LM, row: Row) -> tuple[list[list[int]], list[int]]:
     example = next(one for one in asked.examples(lm, LENGTHS, 3, 0) if one.id == row.example)
     given = example.payload
@@ -76,10 +69,9 @@ def test_joined_passages_equal_one_forward_over_everything(
     assert len(rows) == 9
     for row in rows:
         passages, text = passages_of(asked, lm, row)
-        scored = text[20:]
-        log_p = naive(lm, [*(i for ids in passages for i in ids), *text[:20]], scored)
-        nats = -log_p[torch.arange(40), torch.tensor(scored)]
-        assert row.scores["nats"] == pytest.approx(float(nats.double().mean()), abs=1e-5)
+        before = [*lm.separator.ids, *(i for ids in passages for i in ids), *text[:20]]
+        nats, _ = nats_after(lm.model, before, text[20:])
+        assert row.scores["nats"] == pytest.approx(float(nats.mean()), abs=1e-5)
         assert row.scores["scored"] == 40
         assert row.scores["passage_tokens"] == [len(ids) for ids in passages]
         assert row.num_seen == 1 + sum(map(len, passages)) + 20
@@ -96,8 +88,8 @@ def test_replug_mixes_a_pass_for_each_passage(weights: str, documents: Path, lm:
         passages, text = passages_of(asked, lm, row)
         fit = torch.tensor(row.scores["passage_scores"])
         share = fit.softmax(-1) if weights == "retriever" else torch.full((3,), 1 / 3)
-        p = sum(w * naive(lm, ids + text[:20], text[20:]).exp() for w, ids in zip(share, passages, strict=True))
-        nats = -torch.as_tensor(p).log()[torch.arange(40), torch.tensor(text[20:])]
+        each = [nats_after(lm.model, [*lm.separator.ids, *ids, *text[:20]], text[20:])[0] for ids in passages]
+        nats = -sum(w * (-one).exp() for w, one in zip(share, each, strict=True)).log()
         assert row.scores["nats"] == pytest.approx(float(nats.mean()), abs=1e-4 if weights == "retriever" else 1e-5)
         shares.append(share)
     assert (weights == "retriever") == any(float(share.max()) > 0.4 for share in shares)
