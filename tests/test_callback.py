@@ -263,8 +263,7 @@ def test_a_mixed_precision_training_is_measured_in_its_precision(
 
 def test_a_model_that_diverged_is_recorded_and_trained_on(trainer: Start, curves: Any, tmp_path: Path) -> None:
     model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
+    model.model.norm.weight.data.fill_(torch.nan)
     training = trainer(curves(), model=model)
     training.train()
     assert training.state.global_step == 5

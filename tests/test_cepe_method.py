@@ -23,7 +23,7 @@ from farspan.methods import method
 from farspan.reader import Memory, Reader
 
 from cepe_models import some_ids, tiny_cepe, tiny_encoder
-from tiny import close, tiny_model
+from tiny import close, saved, tiny_model
 
 ARCHITECTURES = ["llama", "gpt_neox", "gemma2", "gpt2"]
 TEXT = "cepe:chunk=8,decoder_window=32"
@@ -379,8 +379,7 @@ def test_measures_run_on_a_folder(tmp_path: Path, lm: LM, tokenizer: PreTrainedT
     from farspan.measuring.grid import measure
     from farspan.measuring.loader import Load
 
-    lm.model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model", tokenizer, lm.model)
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog and the dog sleeps on " * 200)
     load, methods = Load(device="cpu"), ["full", TEXT]

@@ -32,7 +32,7 @@ from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
 from farspan.train.config import parsed, read_config, recipe_of, settings_of, shipped_configs
 
-from tiny import tiny_model
+from tiny import saved, tiny_model
 
 HEAVY = {"torch", "transformers", "numpy", "scipy", "matplotlib"}
 pytestmark = pytest.mark.usefixtures("text_file")
@@ -43,8 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     """A folder with a tiny Llama, and a tiny GPT-2 of 64 positions."""
     folder = tmp_path_factory.mktemp("models")
     for name, model in (("llama", tiny_model()), ("gpt2", tiny_model("gpt2", n_positions=64))):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        saved(folder / name, tokenizer, model)
     return folder
 
 

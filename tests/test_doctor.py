@@ -23,7 +23,7 @@ from farspan.methods.rope import Rope
 from farspan.methods.sinks import Sinks
 from farspan.reader import Memory, Reader, Scores, dense_reader
 
-from tiny import EXAMPLES, tiny_model
+from tiny import EXAMPLES, saved, tiny_model
 
 TEXT = "the quick brown fox jumps over the lazy dog, and 31 foxes 41 dogs; " * 20
 
@@ -358,8 +358,7 @@ def test_the_watch_is_told_of_each_check(lm: LM) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name in ("llama", "gpt2"):
-        tiny_model(name).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        saved(folder / name, tokenizer, tiny_model(name))
     (folder / "text.txt").write_text(TEXT)
     return folder
 

@@ -22,7 +22,7 @@ from farspan.lm import LM, choose_separator, fingerprint, load, wrap
 from farspan.loading import places
 from farspan.measuring.loader import Load
 
-from tiny import VOCABULARY, configure, tiny_config, tiny_model
+from tiny import VOCABULARY, configure, saved, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("hub_offline")
 
@@ -88,8 +88,7 @@ def test_the_dtype_is_the_checkpoints_own_unless_given_or_slow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(hf, "has_instructions", lambda device, dtype: fast or dtype == torch.float32)
-    tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, tiny_model().to(torch.bfloat16))
 
     def dtype_of(**options: Any) -> torch.dtype:
         return load(tmp_path, device="cpu", weights=weights, **options).dtype
@@ -206,8 +205,7 @@ def test_weights_that_the_config_does_not_describe_are_refused(
 
 
 def test_tied_weights_do_not_count_as_missing(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    tiny_model(tie_word_embeddings=True).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, tiny_model(tie_word_embeddings=True))
     model = load(tmp_path, device="cpu").model
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
@@ -546,8 +544,7 @@ def test_the_position_limit_is_not_that_of_an_encoder() -> None:
 
 
 def test_attention_of_weights_that_are_not_finite_is_refused_with_the_reason(lm: LM) -> None:
-    with torch.no_grad():
-        lm.model.get_input_embeddings().weight.fill_(torch.nan)
+    lm.model.get_input_embeddings().weight.data.fill_(torch.nan)
     with pytest.raises(ValueError, match=r"hidden states are not finite .*weights are damaged"):
         hf.attention_layers(lm.model, name="watching attention")
 
@@ -574,8 +571,7 @@ def test_config_tokenizer_and_weights_are_those_of_the_subfolder(
 ) -> None:
     root, long = tiny_model(max_position_embeddings=64), tiny_model(max_position_embeddings=4096, num_hidden_layers=1)
     root.save_pretrained(tmp_path)
-    long.save_pretrained(tmp_path / "long")
-    tokenizer.save_pretrained(tmp_path / "long")
+    saved(tmp_path / "long", tokenizer, long)
     lm = load(tmp_path, device="cpu", subfolder="long", weights=weights)
     assert (lm.trained_length, lm.num_layers, len(lm.tokenizer)) == (4096, 1, len(tokenizer))
     assert Load(options={"subfolder": "long"}).trained(str(tmp_path)) == 4096
@@ -588,8 +584,7 @@ def test_config_tokenizer_and_weights_are_found_in_the_same_cache(
 ) -> None:
     commit = "0123456789" * 4
     snapshot = tmp_path / "models--org--tiny" / "snapshots" / commit
-    tiny_model().save_pretrained(snapshot / "long")
-    tokenizer.save_pretrained(snapshot / "long")
+    saved(snapshot / "long", tokenizer)
     (tmp_path / "models--org--tiny" / "refs").mkdir()
     (tmp_path / "models--org--tiny" / "refs" / "main").write_text(commit)
     options = {"cache_dir": str(tmp_path), "subfolder": "long"}

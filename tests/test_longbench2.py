@@ -1,6 +1,7 @@
 """LongBench v2: made questions of its form, by likelihood against plain forwards, by generation, refusals."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,14 @@ import torch
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
-from farspan import hf
 from farspan.lm import LM, wrap
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.record import read_rows
 from farspan.tasks import task
 from farspan.tasks.longbench2 import BEGUN, LETTERS, ByLikelihood, load_items
 
 import tiny
 from naive import nats_after
-from tiny import tiny_model, write_lines
+from tiny import saved, tiny_model, write_lines
 
 
 def question(i: int, **changes: Any) -> dict[str, Any]:
@@ -150,33 +148,16 @@ def test_a_text_that_is_too_long_is_recorded_or_loses_its_middle(lm: LM, tmp_pat
 
 @pytest.mark.parametrize("ask", ["likelihood", "generated,new_tokens=3"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    ask: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: str, lm: LM, tmp_path: Path, planned_and_fed: Callable[..., tuple[int, int]]
 ) -> None:
     what = task(f"longbench2:ask={ask},data={written(tmp_path)},truncate=end").on(lm, "")
-    cost = plan(what, method("full"), lm, lengths=(380, 900), repeats=2)
-    fed, step, branch = 0, hf.Stream.step, hf.Stream.branch
-
-    def counting(original: Any) -> Any:
-        def counted(stream: Any, ids: torch.Tensor) -> torch.Tensor:
-            nonlocal fed
-            fed += ids.numel()
-            return original(stream, ids)
-
-        return counted
-
-    measured(tmp_path / "warm", lm, what, lengths=(380, 900), repeats=2)  # the self-checks
-    monkeypatch.setattr(hf.Stream, "step", counting(step))
-    monkeypatch.setattr(hf.Stream, "branch", counting(branch))
-    measured(tmp_path / "run", lm, what, lengths=(380, 900), repeats=2)
+    planned, fed = planned_and_fed(what, lm, lengths=(380, 900), repeats=2)
     # the last new token is never fed; a plan counts it
-    assert cost.tokens - fed == (4 if ask.startswith("generated") else 0)
+    assert planned - fed == (4 if ask.startswith("generated") else 0)
 
 
-def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3] = torch.inf
-    lm = wrap(model, tokenizer, "broken")
+def test_numbers_that_are_not_finite_are_rows_that_say_so(lm: LM, tmp_path: Path) -> None:
+    lm.model.model.layers[1].mlp.up_proj.weight.data[3] = torch.inf
     rows = measured(tmp_path / "run", lm, task(f"longbench2:data={written(tmp_path)}").on(lm, ""), repeats=2)
     assert {(row.status, row.reason) for row in rows} == {("nan", "4 of the 4 answers have no finite log-probability")}
 
@@ -214,8 +195,7 @@ def test_without_data_the_hubs_data_set_is_read_and_named_if_it_is_not_there(lm:
 @pytest.fixture
 def place(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny_model().save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer)
     written(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,8 @@ from farspan.text.corpora import Corpus
 
 import tiny
 from naive import nats_after
-from tiny import tiny_model
-from toys import few_tokens, perplexity_of, toy_lm
+from tiny import saved, tiny_model
+from toys import few_tokens, perplexity_of, text_that_breaks, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma3", "falcon_h1", "jamba"]
 LENGTHS = (40, 63, 120)
@@ -162,13 +163,11 @@ def test_a_length_with_some_key_tokens_has_not_failed_and_the_others_count_in_th
 
 
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
-def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, tmp_path: Path, fed: list[int]) -> None:
-    what = bound(few_tokens(), targets)
-    cost = plan(what, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2)
-    measured(tmp_path / "warm", lm, what, lengths=LENGTHS[:1], repeats=1)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, what)
-    assert cost.tokens == sum(fed)
+def test_the_tokens_of_a_plan_are_those_that_are_fed(
+    targets: str, lm: LM, planned_and_fed: Callable[..., tuple[int, int]]
+) -> None:
+    planned, fed = planned_and_fed(bound(few_tokens(), targets), lm, lengths=LENGTHS, repeats=3, batch=2)
+    assert planned == fed
 
 
 @pytest.mark.parametrize("length", [512, 2048])
@@ -283,15 +282,8 @@ def test_settings_that_cannot_be_are_refused(text: str, lengths: tuple[int, ...]
         grid([], [text], lengths=lengths)
 
 
-def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model()
-    text = few_tokens()
-    rare = Corpus("rare", "rare", text.tokens.copy(), text.starts)
-    rare.tokens[:] = 5
-    rare.tokens[:75] = 7  # in one document only
-    with torch.no_grad():
-        model.model.embed_tokens.weight[7] = torch.nan
-    rows = measured(tmp_path, wrap(model, tokenizer, "broken"), bound(rare), lengths=(40, 140))
+def test_numbers_that_are_not_finite_are_rows_that_say_so(lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, bound(text_that_breaks(lm)), lengths=(40, 140))
     broken = [row for row in rows if row.status == "nan"]
     assert {(row.length, row.repeat) for row in broken} == {(140, broken[0].repeat)}
     assert broken[0].reason.startswith("15 scored tokens have no finite log-probability; at 140 tokens the first")
@@ -305,8 +297,7 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedT
 @pytest.fixture
 def model(text_file: None, tokenizer: PreTrainedTokenizerFast) -> None:
     """A model beside the text."""
-    tiny_model().save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer)
 
 
 def longppl(settings: str, *options: object) -> Any:

@@ -1,5 +1,6 @@
 """Mentions: what is found in texts made by hand, scores against plain forwards, and memories whose gain is known."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,6 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import read_rows
@@ -25,7 +25,7 @@ from farspan.text.corpora import load
 
 import tiny
 from naive import nats_after
-from tiny import tiny_model
+from tiny import saved, tiny_model
 
 LENGTHS = (400, 700)
 SMALL = {"distance": 150, "target_tokens": 120}
@@ -287,22 +287,14 @@ def test_a_memory_of_the_whole_text_gains_and_one_that_is_shorter_than_the_dista
     assert gains(lm, text, 20) == [0.0] * 8
 
 
-def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, text: str, tmp_path: Path, fed: list[int]) -> None:
-    what = bound(lm, text)
-    cost = plan(what, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2)
-    measured(tmp_path / "warm", lm, what)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, what)
-    assert cost.tokens == sum(fed) == 3 * 2 * sum(LENGTHS)
+def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, text: str, planned_and_fed: Callable[..., Any]) -> None:
+    tokens = planned_and_fed(bound(lm, text), lm, lengths=LENGTHS, repeats=3, batch=2)
+    assert tokens == (3 * 2 * sum(LENGTHS),) * 2
 
 
-def test_numbers_that_are_not_finite_are_rows_that_say_so(
-    tokenizer: PreTrainedTokenizerFast, text: str, tmp_path: Path
-) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.lm_head.weight[5] = torch.nan
-    rows = measured(tmp_path / "run", wrap(model, tokenizer, "broken"), bound(wrap(model, tokenizer, "broken"), text))
+def test_numbers_that_are_not_finite_are_rows_that_say_so(lm: LM, text: str, tmp_path: Path) -> None:
+    lm.model.lm_head.weight.data[5] = torch.nan
+    rows = measured(tmp_path / "run", lm, bound(lm, text))
     assert {row.status for row in rows} == {"nan"}
     assert all("scored tokens have no finite log-probability" in row.reason for row in rows)
 
@@ -328,8 +320,7 @@ def test_the_command_shows_the_gain_with_its_interval(
     text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny_model().save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer)
     given = ("model", "--text", text, "--lengths", "400,500", "--repeats", 3, "--out", "run")
     result = farspan("task", "mentions:distance=150,target_tokens=120", *given, "--json")
     assert result.exit_code == 0, result.output

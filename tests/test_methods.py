@@ -21,7 +21,7 @@ from farspan.methods.topk import largest
 from farspan.text import encoders, retrieval
 
 from naive import naive_llama, snapkv, streaming
-from tiny import CONFIGS, FACTORS, PHIMOE, close, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
+from tiny import CONFIGS, FACTORS, PHIMOE, close, nats_by, nats_of, open_lm, refused, same, saved, some_ids, tiny_model
 
 FAMILIES = [
     "llama",
@@ -302,8 +302,7 @@ def test_a_scaled_rope_is_set_only_where_the_model_rotates_by_it(
     lm, ids = open_lm("phimoe", tokenizer), some_ids(1, 40)
     before = nats_by("full", lm, ids)
     hf.set_rope(lm.model, {"rope_type": "default", "rope_theta": 80_000.0})  # as by ntk, which it can
-    lm.model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, lm.model)
     given = nats_by("full", lm, ids)
     assert (given - before).abs().max() > 0.01
     same(nats_by("full", load(tmp_path), ids), given)

@@ -21,7 +21,7 @@ from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings
 from farspan.train.trainer import read_log
 
 from cepe_models import authors_settings
-from tiny import tiny_model
+from tiny import saved, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
@@ -219,8 +219,7 @@ def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
 ) -> None:
     decoder = tiny_model()
     for folder in ("decoder", "model"):
-        decoder.save_pretrained(tmp_path / folder)
-        tokenizer.save_pretrained(tmp_path / folder)
+        saved(tmp_path / folder, tokenizer, decoder)
     chosen = settings("a", f"encoder={{start={str(tmp_path / 'model')!r}}}", "trainer.steps=1", "optimizer.lr=1e-9")
     train(chosen)
     state = load_file(Path(chosen.out) / "model.safetensors")

@@ -1,6 +1,7 @@
 """Tests made of a user's own text: what is hidden where, and memories of which the answers are known."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import read_examples
 from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, WORD, BoundOwn
@@ -266,14 +265,10 @@ def test_other_methods_answer_as_well(how: str, text: str, lm: LM, tmp_path: Pat
 
 @pytest.mark.parametrize("tests", ["all", "recall", "cloze"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    tests: str, text: str, lm: LM, tmp_path: Path, fed: list[int]
+    tests: str, text: str, lm: LM, planned_and_fed: Callable[..., tuple[int, int]]
 ) -> None:
-    asked = own(text, lm, tests=tests)
-    cost = plan(asked, method("full"), lm, lengths=LENGTHS[:2], repeats=3, calibrate=False)
-    measured(tmp_path / "warm", lm, asked, lengths=LENGTHS[:1], repeats=1)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, asked, lengths=LENGTHS[:2], batch=3)
-    assert cost.tokens == sum(fed)
+    planned, fed = planned_and_fed(own(text, lm, tests=tests), lm, lengths=LENGTHS[:2], repeats=3, batch=3)
+    assert planned == fed
 
 
 def test_what_does_not_fit_is_a_row_that_says_so(text: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -283,8 +278,7 @@ def test_what_does_not_fit_is_a_row_that_says_so(text: str, tokenizer: PreTraine
 
 
 def test_numbers_that_are_not_finite_are_rows_that_say_so(text: str, lm: LM, tmp_path: Path) -> None:
-    with torch.no_grad():
-        lm.model.model.norm.weight[0] = torch.nan
+    lm.model.model.norm.weight.data[0] = torch.nan
     rows = measured(tmp_path / "run", lm, own(text, lm))
     assert {row.status for row in rows} == {"nan"}
     assert rows[0].reason == "no finite log-probabilities: recall, pairs, cloze"

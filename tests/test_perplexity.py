@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,12 +28,11 @@ from farspan.report.runs import groups_of_rows
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
 from farspan.text import corpora
-from farspan.text.corpora import Corpus
 
 import tiny
 from naive import log_p_after
-from tiny import hit_prone, tiny_model
-from toys import counting_text, few_tokens, perplexity_of, toy_lm
+from tiny import hit_prone, saved, tiny_model
+from toys import counting_text, few_tokens, perplexity_of, text_that_breaks, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
 LENGTHS = (20, 33, 100)
@@ -273,28 +273,16 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(kept: int, targets: str, lm: 
 
 
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
-def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, tmp_path: Path, fed: list[int]) -> None:
-    task = perplexity_of(few_tokens(), targets, target_tokens=15)
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
-    measured(tmp_path / "warm", lm, task, lengths=LENGTHS[:1], repeats=1)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, task)
-    assert cost.tokens == sum(fed)
-
-
-def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+def test_the_tokens_of_a_plan_are_those_that_are_fed(
+    targets: str, lm: LM, planned_and_fed: Callable[..., tuple[int, int]]
 ) -> None:
-    model = tiny_model()
-    text = few_tokens()
-    rare = Corpus("rare", "rare", text.tokens.copy(), text.starts)
-    rare.tokens[:] = 5
-    rare.tokens[:75] = 7  # in one document only
-    with torch.no_grad():
-        model.model.embed_tokens.weight[7] = torch.nan
-    rows = measured(
-        tmp_path, wrap(model, tokenizer, "broken"), perplexity_of(rare, target_tokens=15), lengths=(20, 140)
-    )
+    task = perplexity_of(few_tokens(), targets, target_tokens=15)
+    planned, fed = planned_and_fed(task, lm, lengths=LENGTHS, repeats=3, batch=2)
+    assert planned == fed
+
+
+def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length(lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, perplexity_of(text_that_breaks(lm), target_tokens=15), lengths=(20, 140))
     assert {row.status for row in rows} == {"ok", "nan"}
     broken = [row for row in rows if row.status == "nan"]
     assert broken[0].reason.startswith("15 scored tokens have no finite log-probability; at 140 tokens the first")
@@ -303,16 +291,13 @@ def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length
     assert broken[0].scores["nats"] is None
     assert "accuracy" not in broken[0].scores  # or a mean would count the row in one number and not in the other
     assert "hits" not in broken[0].scores
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_hooks for module in lm.model.modules())
     (one,) = report.series(rows)
     assert np.isfinite(one.values("nats")).sum() == len(rows) - len(broken)
 
 
-def test_the_first_layer_that_breaks_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3] = torch.inf
-    lm = wrap(model, tokenizer, "broken")
+def test_the_first_layer_that_breaks_is_named(lm: LM, tmp_path: Path) -> None:
+    lm.model.model.layers[1].mlp.up_proj.weight.data[3] = torch.inf
     rows = measured(tmp_path, lm, perplexity_of(few_tokens(), "last", target_tokens=15))
     assert {row.status for row in rows} == {"nan"}
     assert {row.reason.partition("; ")[2] for row in rows} == {
@@ -392,10 +377,7 @@ def test_the_task_refuses_what_the_settings_cannot_know() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tiny_model().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("models") / "llama", tokenizer)
 
 
 def perplexity(model: Path | str, *options: object) -> Any:
@@ -470,8 +452,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(model: Path, options: tuple
 def test_lengths_that_fail_are_said_and_drawn_and_end_the_command_in_failure(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    tiny_model("gpt2", n_positions=64).save_pretrained("gpt2")
-    tokenizer.save_pretrained("gpt2")
+    saved("gpt2", tokenizer, tiny_model("gpt2", n_positions=64))
     result = perplexity("gpt2", "--lengths", "32,64,65", "--json")
     assert result.exit_code == 1, result.output
     (found,) = last_line(result)["perplexity"]

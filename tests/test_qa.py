@@ -378,13 +378,8 @@ def test_the_command_answers(data: str, lm: LM, tmp_path: Path, monkeypatch: pyt
     assert "5 passages are needed" in refused(farspan(*common, "--lengths", "5"))
 
 
-def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(
-    data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    lm = wrap(model, tokenizer, "broken")
+def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(data: str, lm: LM, tmp_path: Path) -> None:
+    lm.model.model.norm.weight.data.fill_(torch.nan)
     rows = measured(tmp_path / "run", lm, task(f"qa:data={data},shots=0").on(lm, ""), lengths=(1, 2), repeats=2)
     assert [(row.status, row.scores) for row in rows] == [("nan", {})] * 4
     assert "logits that are not finite" in rows[0].reason

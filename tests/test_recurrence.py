@@ -27,7 +27,7 @@ from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
 from farspan.train.trainer import read_log
 
 from naive import naive_llama
-from tiny import assert_same_weights, configure, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
+from tiny import assert_same_weights, configure, nats_by, nats_of, open_lm, refused, same, saved, some_ids, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 WORDS = [
@@ -307,8 +307,7 @@ def test_a_start_that_cannot_be_used_is_refused(
 def test_a_start_of_another_kind_is_refused(
     further: Callable[..., LmSettings], architecture: str, changes: Any, message: str, tokenizer: Any, tmp_path: Path
 ) -> None:
-    tiny_model(architecture, **changes).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+    saved(tmp_path / "other", tokenizer, tiny_model(architecture, **changes))
     with pytest.raises(ValueError, match=message):
         train(further("a", f"model.start={tmp_path / 'other'}"))
 

@@ -26,7 +26,7 @@ from farspan.stats.forgetting_curves import curve, memory_index
 from farspan.tasks.curve import Curve
 from farspan.terminal import Terminal
 
-from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
+from tiny import nats_by, nats_of, open_lm, same, saved, some_ids, tiny_model
 
 WINDOW = 48  # tokens, of the tiny models here
 SMALL: dict[str, Any] = {"lengths": (12, 60), "repeats": 3, "warmup": 2, "scored": 4, "evaluations": 4, "max_nats": 9.0}
@@ -291,8 +291,7 @@ def farspan_cli(*arguments: object) -> Any:
 
 @pytest.fixture
 def model(tokenizer: PreTrainedTokenizerFast) -> Path:
-    tiny_model(max_position_embeddings=WINDOW).save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer, tiny_model(max_position_embeddings=WINDOW))
     return Path("model")
 
 

@@ -32,7 +32,7 @@ from farspan.train.temperature import check_scaling
 from farspan.train.terms_trainer import TermsTrainer
 from farspan.train.trainer import read_log
 
-from tiny import assert_same_weights, close, nats_by, open_lm, refused, some_ids, tiny_model, weights
+from tiny import assert_same_weights, close, nats_by, open_lm, refused, saved, some_ids, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
@@ -65,8 +65,7 @@ Make = Callable[..., SmtSettings]
 @pytest.fixture
 def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model", tokenizer)
     for number in range(3):
         (tmp_path / "text").mkdir(exist_ok=True)
         (tmp_path / "text" / f"{number}.txt").write_text("".join(SENTENCE.format(number * i) for i in range(12)))

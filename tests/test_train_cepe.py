@@ -40,7 +40,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import added_parameters, tiny_encoder
-from tiny import assert_same_weights, close, configure, tiny_model, weights
+from tiny import assert_same_weights, close, configure, saved, tiny_model, weights
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 
@@ -283,8 +283,7 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
     rng = np.random.default_rng(0)
     lines = [json.dumps({"text": " ".join(rng.choice(WORDS, 300))}) for _ in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    tiny_model().save_pretrained(tmp_path / "decoder")
+    saved(tmp_path / "decoder", tokenizer)
     tiny_encoder(max_position_embeddings=16).save_pretrained(tmp_path / "encoder")
     text = str(tmp_path / "a.jsonl")
     config = ['out = "?"', "[model]", f"name = {str(tmp_path / 'decoder')!r}"]
@@ -899,8 +898,7 @@ def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[
 def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
     settings: Callable[..., Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    tiny_model(vocab_size=310).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+    saved(tmp_path / "other", tokenizer, tiny_model(vocab_size=310))
     with pytest.raises(ValueError, match=r"another vocabulary \(310 tokens\) than the decoder .* \(300\)"):
         distil(settings("a", f"distill.teacher={tmp_path / 'other'}", "data.text=unread", kind=DistillSettings))
     with pytest.raises(ValueError, match=r"585 tokens are more than the 512 it was trained on"):
@@ -912,8 +910,7 @@ def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
 def test_a_teacher_whose_tokenizer_reads_otherwise_is_refused(
     settings: Callable[..., Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    tiny_model().save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+    saved(tmp_path / "other", tokenizer)
     file = tmp_path / "other" / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Lowercase"}}))
     with pytest.raises(ValueError, match="another vocabulary"):

@@ -35,7 +35,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import tiny_encoder
-from tiny import configure, files_no_larger_than, tiny_model
+from tiny import configure, files_no_larger_than, saved
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "lm": (lm.LmSettings, lm.train),
@@ -89,8 +89,7 @@ Make = Callable[..., Any]
 def base(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
     """A folder with a model, an encoder, a text and a config of each training."""
     folder = tmp_path_factory.mktemp("base")
-    tiny_model().save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    saved(folder / "model", tokenizer)
     tiny_encoder().save_pretrained(folder / "encoder")
     (folder / "text").mkdir()
     for number in range(3):

@@ -172,11 +172,11 @@ def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
     return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
 
 
-def saved(folder: Path, tokenizer: Any) -> Path:
-    """A tiny Llama with its tokenizer in a folder, as `save_pretrained` leaves them."""
-    tiny_model().save_pretrained(folder)
+def saved(folder: Path | str, tokenizer: Any, model: Any = None) -> Path:
+    """A model, by default a tiny Llama, with its tokenizer in a folder, as `save_pretrained` leaves them."""
+    (tiny_model() if model is None else model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    return Path(folder)
 
 
 def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
