@@ -21,7 +21,7 @@ from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings
 from farspan.train.trainer import read_log
 
 from cepe_models import authors_settings
-from tiny import saved, tiny_model
+from tiny import assert_same_weights, interrupted, saved, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
@@ -264,12 +264,10 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
 ) -> None:
     whole, stopped = settings("whole"), settings("stopped")
     train(whole)
-    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(counted, 13):  # in step 7; a checkpoint was saved after step 4
         train(stopped)
     train(stopped)
-    one, other = (load_file(Path(s.out) / "model.safetensors") for s in (whole, stopped))
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert_same_weights(stopped, whole)
 
 
 @pytest.mark.parametrize(

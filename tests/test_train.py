@@ -37,7 +37,7 @@ from farspan.train.settings import PretrainingSettings
 from farspan.train.smt import SmtSettings
 from farspan.train.trainer import read_log
 
-from tiny import assert_same_weights, tiny_config, tiny_model, weights
+from tiny import assert_same_weights, interrupted, tiny_config, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
@@ -645,10 +645,8 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
 ) -> None:
     whole, stopped = (settings(out, f"optimizer.name={name}") for out in ("whole", "stopped"))
     whole_summary, forwards = train(whole), counted[0]
-    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4, 8 forwards
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(counted, 13):  # in step 7; a checkpoint was saved after step 4, 8 forwards
         train(stopped)
-    counted[:] = [0, -1]
     summary = train(stopped)
     assert counted[0] == forwards - 8
     assert summary["loss"] == whole_summary["loss"]
@@ -743,10 +741,8 @@ def test_a_training_is_not_continued_with_steps_that_would_have_changed_its_rate
 ) -> None:
     chosen = settings("a", f"trainer.steps={stopped_at}", f"optimizer.{schedule}")
     if now < stopped_at:
-        counted[1] = 13  # in step 7; a checkpoint was saved after step 4
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(counted, 13):  # in step 7; a checkpoint was saved after step 4
             train(chosen)
-        counted[1] = -1
     else:
         train(chosen)
     refused = (

@@ -210,6 +210,15 @@ def refused(message: str) -> Iterator[None]:
 
 
 @contextmanager
+def interrupted(counted: list[int], at: int) -> Iterator[None]:
+    """Press Ctrl-C at forward `at` of a training; afterwards forwards are counted from 0. `counted`: the fixture."""
+    counted[:] = [0, at]
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    counted[:] = [0, -1]
+
+
+@contextmanager
 def files_no_larger_than(size: int) -> Iterator[None]:
     """A disk that is full once a file has `size` bytes: the write that reaches it is cut short, the next fails."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
