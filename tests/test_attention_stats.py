@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -416,8 +416,7 @@ def attention(*arguments: object) -> Any:
 
 @pytest.mark.usefixtures("text_file", "drawn")
 def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
-    result = attention(models / "before", models / "after", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(attention(models / "before", models / "after", "--json"))
     assert len(result.stdout.splitlines()) == 1
     summary = last_line(result)
     before, after = summary["attention"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from torch import Tensor
 
 from farspan import doctor
@@ -365,8 +365,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
 
 def test_the_command_prints_a_table_and_one_line_of_json(folder: Path) -> None:
     options = ("--method", "topk:k=9", "--text", folder / "text.txt", "--device", "cpu")
-    result = farspan("doctor", folder / "llama", *options, "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("doctor", folder / "llama", *options, "--json"))
     told = last_line(result)
     assert (told["method"], told["failed"]) == ("topk:k=9", 0)
     assert [check["name"] for check in told["checks"]] == list(doctor.ORDER)

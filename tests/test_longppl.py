@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
@@ -307,8 +307,7 @@ def longppl(settings: str, *options: object) -> Any:
 
 @pytest.mark.usefixtures("model", "drawn")
 def test_the_command_shows_longppl_with_its_interval_the_keys_and_their_share() -> None:
-    result = longppl("alpha=0,beta=9", "--json", "--method", "full", "--method", "sinks:window=12,sinks=2")
-    assert result.exit_code == 0, result.output
+    result = done(longppl("alpha=0,beta=9", "--json", "--method", "full", "--method", "sinks:window=12,sinks=2"))
     data = last_line(result)
     assert data["quality"] == "LongPPL"
     rows = [row for row in read_rows("run") if (row.method, row.length) == ("full", 128)]
@@ -322,8 +321,7 @@ def test_the_command_shows_longppl_with_its_interval_the_keys_and_their_share() 
 
 @pytest.mark.usefixtures("model")
 def test_without_key_tokens_the_command_has_no_number_says_why_and_succeeds() -> None:
-    result = longppl("alpha=50", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(longppl("alpha=50", "--json"))
     assert "6 of 6 rows have no number, first at length 64, repeat 0: none of the 8 targets gains more" in result.stderr
     data = json.loads(result.stdout.splitlines()[-1], parse_constant=lambda name: pytest.fail(f"{name} is no number"))
     assert [one["value"] for one in data["results"]] == [None, None]

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 import torch
 from shared import SHARED_DATA
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
@@ -322,8 +322,7 @@ def test_the_command_shows_the_gain_with_its_interval(
     monkeypatch.chdir(tmp_path)
     saved("model", tokenizer)
     given = ("model", "--text", text, "--lengths", "400,500", "--repeats", 3, "--out", "run")
-    result = farspan("task", "mentions:distance=150,target_tokens=120", *given, "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("task", "mentions:distance=150,target_tokens=120", *given, "--json"))
     first = last_line(result)["results"][0]
     rows = [row for row in read_rows("run") if row.length == 400]
     assert first["value"] == pytest.approx(np.mean([row.scores["gain"] for row in rows]), abs=1e-5)

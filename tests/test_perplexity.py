@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
@@ -388,8 +388,7 @@ def perplexity(model: Path | str, *options: object) -> Any:
 
 @pytest.mark.usefixtures("text_file", "drawn")
 def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
-    result = perplexity(model, "--method", "full", "--method", "sinks:window=20,sinks=2", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(perplexity(model, "--method", "full", "--method", "sinks:window=20,sinks=2", "--json"))
     assert len(result.stdout.splitlines()) == 1
     full, sinks = last_line(result)["perplexity"]
     assert (full["method"], sinks["method"]) == ("full", "sinks:window=20,sinks=2")
@@ -408,8 +407,7 @@ def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
 @pytest.mark.usefixtures("text_file")
 def test_all_tokens_come_with_a_table_by_position(model: Path) -> None:
     options = ("--text", "text.txt", "--lengths", "100,200", "--repeats", 2, "--device", "cpu", "--out", "run")
-    result = farspan("perplexity", model, *options, "--targets", "all")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("perplexity", model, *options, "--targets", "all"))
     assert "by position in 200 tokens" in result.stdout
     assert "64 to 127" in result.stdout
 

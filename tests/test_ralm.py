@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
@@ -296,8 +296,7 @@ def test_the_command_measures_plans_and_goes_on(documents: Path, lm: LM, monkeyp
     assert not Path("runs").exists()
 
     both = (*common, "--method", "full", "--method", "replug")
-    result = farspan(*both, "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan(*both, "--json"))
     summary = last_line(result)
     assert [(one["method"], one["length"]) for one in summary["results"]] == [
         (how, k) for how in ("full", "replug:weights=uniform") for k in (0, 1, 3)
