@@ -45,17 +45,13 @@ W, S = 14, 3
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_sinks_are_streaming_llm_token_by_token(architecture: str, tokenizer: Any) -> None:
+@pytest.mark.parametrize("how", ["sinks", "lambda_mask"])
+def test_sinks_are_streaming_llm_and_the_lambda_mask_is_lm_infinite_token_by_token(
+    how: str, architecture: str, tokenizer: Any
+) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
-    expected = nats_of(streaming(lm.model, ids, W, S), ids[0])
-    close(nats_by(f"sinks:window={W},sinks={S}", lm, ids)[0], expected)
-
-
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_the_lambda_mask_is_lm_infinite_token_by_token(architecture: str, tokenizer: Any) -> None:
-    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
-    expected = nats_of(streaming(lm.model, ids, W, S, ceiling=True), ids[0])
-    close(nats_by(f"lambda_mask:window={W},sinks={S}", lm, ids)[0], expected)
+    expected = nats_of(streaming(lm.model, ids, W, S, ceiling=how == "lambda_mask"), ids[0])
+    close(nats_by(f"{how}:window={W},sinks={S}", lm, ids)[0], expected)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])

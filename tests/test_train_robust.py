@@ -354,34 +354,20 @@ def a_link_to_itself(file: Path) -> None:
     file.symlink_to(file)
 
 
-def of_another_version(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"what_comes_next": 1}))
+def with_state(**values: Any) -> Callable[[Path], None]:
+    """A damage that sets values of trainer_state.json."""
 
+    def damage(file: Path) -> None:
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
-def without_a_history(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"log_history": []}))
-
-
-def with_a_number_as_history(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"log_history": 5}))
-
-
-def of_another_step(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"global_step": 3}))
-
-
-def of_no_length(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_steps": 0}))
+    damage.__name__ = " ".join(f"{name}={value}" for name, value in values.items())
+    return damage
 
 
 def of_no_seconds(file: Path) -> None:
     state = json.loads(file.read_text())
     state["stateful_callbacks"]["Clock"] = {"attributes": {"seconds": "long"}}
     file.write_text(json.dumps(state))
-
-
-def of_no_callbacks(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"stateful_callbacks": {}}))
 
 
 def not_finite(file: Path) -> None:
@@ -397,8 +383,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
     "scheduler.pt": BINARY,
     "rng_state.pth": (*BINARY, a_link_to_itself),
     "trainer_state.json": (
-        cut, empty, gone, a_list, of_another_version, without_a_history, with_a_number_as_history, of_another_step,
-        of_no_callbacks, of_no_length, of_no_seconds,
+        cut, empty, gone, a_list, with_state(what_comes_next=1), with_state(log_history=[]), with_state(log_history=5),
+        with_state(global_step=3), with_state(stateful_callbacks={}), with_state(max_steps=0), of_no_seconds,
     ),
     "scaler.pt": (pickled, a_list),
 }  # fmt: skip
