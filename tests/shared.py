@@ -53,7 +53,7 @@ from farspan.methods import method
 from farspan.report import picture
 from farspan.tasks import Bound
 
-from tiny import measured, saved, tiny_model, tiny_tokenizer
+from tiny import PlannedAndFed, measured, saved, tiny_model, tiny_tokenizer
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CACHE = Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")  # outside of tests
@@ -166,7 +166,7 @@ def trained_computing_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 @pytest.fixture
-def planned_and_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
+def planned_and_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedAndFed:
     """Returns the tokens that a plan of a measurement counts, and those that are fed when it is measured."""
 
     def both(task: Bound[Any], lm: LM, **options: Any) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """Attention statistics: against transformers' own weights, against numbers made by hand, and what the command says."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,7 +28,7 @@ from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 import tiny
-from tiny import saved, tiny_model
+from tiny import PlannedAndFed, saved, tiny_model
 from toys import attention_of
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi3", "smollm3", "cohere"]
@@ -351,7 +350,7 @@ def test_the_last_position_is_used_and_what_is_beyond_is_a_row(
     assert {(row.length, row.status) for row in rows} == {(32, "ok"), (64, "ok"), (65, "too_long")}
 
 
-def test_the_tokens_of_a_plan_are_those_that_are_fed(lm: LM, planned_and_fed: Callable[..., Any]) -> None:
+def test_the_tokens_of_a_plan_are_those_that_are_fed(lm: LM, planned_and_fed: PlannedAndFed) -> None:
     task = attention_of(some_text(), BIN, SINKS)
     assert planned_and_fed(task, lm, lengths=LENGTHS, repeats=2, batch=2) == (200, 200)
 

@@ -1,7 +1,6 @@
 """LongBench v2: made questions of its form, by likelihood against plain forwards, by generation, refusals."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from farspan.tasks.longbench2 import BEGUN, LETTERS, ByLikelihood, load_items
 
 import tiny
 from naive import nats_after
-from tiny import saved, tiny_model, write_lines
+from tiny import PlannedAndFed, saved, tiny_model, write_lines
 
 
 def question(i: int, **changes: Any) -> dict[str, Any]:
@@ -148,7 +147,7 @@ def test_a_text_that_is_too_long_is_recorded_or_loses_its_middle(lm: LM, tmp_pat
 
 @pytest.mark.parametrize("ask", ["likelihood", "generated,new_tokens=3"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    ask: str, lm: LM, tmp_path: Path, planned_and_fed: Callable[..., tuple[int, int]]
+    ask: str, lm: LM, tmp_path: Path, planned_and_fed: PlannedAndFed
 ) -> None:
     what = task(f"longbench2:ask={ask},data={written(tmp_path)},truncate=end").on(lm, "")
     planned, fed = planned_and_fed(what, lm, lengths=(380, 900), repeats=2)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from farspan.text.corpora import Corpus
 
 import tiny
 from naive import nats_after
-from tiny import saved, tiny_model
+from tiny import PlannedAndFed, saved, tiny_model
 from toys import few_tokens, perplexity_of, text_that_breaks, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma3", "falcon_h1", "jamba"]
@@ -163,9 +162,7 @@ def test_a_length_with_some_key_tokens_has_not_failed_and_the_others_count_in_th
 
 
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
-def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    targets: str, lm: LM, planned_and_fed: Callable[..., tuple[int, int]]
-) -> None:
+def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, planned_and_fed: PlannedAndFed) -> None:
     planned, fed = planned_and_fed(bound(few_tokens(), targets), lm, lengths=LENGTHS, repeats=3, batch=2)
     assert planned == fed
 

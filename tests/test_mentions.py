@@ -1,6 +1,5 @@
 """Mentions: what is found in texts made by hand, scores against plain forwards, and memories whose gain is known."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ from farspan.text.corpora import load
 
 import tiny
 from naive import nats_after
-from tiny import saved, tiny_model
+from tiny import PlannedAndFed, saved, tiny_model
 
 LENGTHS = (400, 700)
 SMALL = {"distance": 150, "target_tokens": 120}
@@ -287,7 +286,7 @@ def test_a_memory_of_the_whole_text_gains_and_one_that_is_shorter_than_the_dista
     assert gains(lm, text, 20) == [0.0] * 8
 
 
-def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, text: str, planned_and_fed: Callable[..., Any]) -> None:
+def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, text: str, planned_and_fed: PlannedAndFed) -> None:
     tokens = planned_and_fed(bound(lm, text), lm, lengths=LENGTHS, repeats=3, batch=2)
     assert tokens == (3 * 2 * sum(LENGTHS),) * 2
 

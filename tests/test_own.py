@@ -1,7 +1,6 @@
 """Tests made of a user's own text: what is hidden where, and memories of which the answers are known."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from farspan.text.corpora import Corpus, load
 
 import tiny
 from naive import nats_after
-from tiny import tiny_model
+from tiny import PlannedAndFed, tiny_model
 
 LENGTHS = (400, 600, 1000)
 WORDS = [
@@ -265,7 +264,7 @@ def test_other_methods_answer_as_well(how: str, text: str, lm: LM, tmp_path: Pat
 
 @pytest.mark.parametrize("tests", ["all", "recall", "cloze"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    tests: str, text: str, lm: LM, planned_and_fed: Callable[..., tuple[int, int]]
+    tests: str, text: str, lm: LM, planned_and_fed: PlannedAndFed
 ) -> None:
     planned, fed = planned_and_fed(own(text, lm, tests=tests), lm, lengths=LENGTHS[:2], repeats=3, batch=3)
     assert planned == fed

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from farspan.text import corpora
 
 import tiny
 from naive import log_p_after
-from tiny import hit_prone, saved, tiny_model
+from tiny import PlannedAndFed, hit_prone, saved, tiny_model
 from toys import counting_text, few_tokens, perplexity_of, text_that_breaks, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
@@ -273,9 +272,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(kept: int, targets: str, lm: 
 
 
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
-def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    targets: str, lm: LM, planned_and_fed: Callable[..., tuple[int, int]]
-) -> None:
+def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, planned_and_fed: PlannedAndFed) -> None:
     task = perplexity_of(few_tokens(), targets, target_tokens=15)
     planned, fed = planned_and_fed(task, lm, lengths=LENGTHS, repeats=3, batch=2)
     assert planned == fed

@@ -1,7 +1,6 @@
 """Retrieval-augmented perplexity: against one forward over everything, mixtures by hand, and what the command says."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from farspan.text.retrieval import build
 import tiny
 from cepe_models import tiny_cepe
 from naive import nats_after
-from tiny import tiny_model
+from tiny import PlannedAndFed, tiny_model
 
 LENGTHS = (0, 1, 3)
 SMALL = {"window": 60, "query": 20, "passage_tokens": 25}
@@ -237,9 +236,7 @@ def test_the_same_is_asked_again(documents: Path, lm: LM) -> None:
     assert [e.id for e in one] == [e.id for e in ralm(documents, lm).examples(lm, LENGTHS, 3, 0)]
 
 
-def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    documents: Path, lm: LM, planned_and_fed: Callable[..., tuple[int, int]]
-) -> None:
+def test_the_tokens_of_a_plan_are_those_that_are_fed(documents: Path, lm: LM, planned_and_fed: PlannedAndFed) -> None:
     planned, fed = planned_and_fed(ralm(documents, lm), lm, lengths=LENGTHS, repeats=3)
     assert planned == fed
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -24,6 +24,7 @@ from farspan.record import Row, Run
 VOCABULARY = 300
 FACTORS = Path(__file__).parent / "data" / "rope_factors.json"  # of models whose RoPE has 4 pairs
 CODE = argparse.__file__  # a text such as the embedded model has learned, which takes no time to read
+PlannedAndFed = Callable[..., tuple[int, int]]  # of a task, a model and options of a measurement; see `shared`
 # settings of every method that needs no model made for it; each but a neutral one changes the scores after a text of 50
 # tokens
 EXAMPLES = {
