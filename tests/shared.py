@@ -269,6 +269,14 @@ def text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def text(tmp_path: Path) -> str:
+    """The name of a file of some thousand tokens, which repeats a sentence."""
+    file = tmp_path / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog and back again, over and over. " * 60)
+    return str(file)
+
+
+@pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     """A tiny Llama as `save_pretrained` leaves it; `tiny.configure` changes its config."""
     return saved(tmp_path / "tiny-llama", tokenizer)
