@@ -196,12 +196,7 @@ def test_models_that_chunks_mislead_are_watched_in_plain_forwards(
 def test_shares_of_weights_made_by_hand() -> None:
     weights = torch.tensor([[[0.4, 0.0, 0.1, 0.0, 0.3, 0.05, 0.05, 0.1]]], dtype=torch.float64)
     found = shares(weights, 3, 8)
-    expected = {
-        "distance": [0.1, 0.15, 0.5, 1.0],
-        "bins": [0.2, 0.4, 0.4],
-        "rank": [0.4, 0.7, 0.9, 1.0],
-        "pareto": 0.7,
-    }
+    expected = {"distance": [0.1, 0.15, 0.5, 1.0], "bins": [0.2, 0.4, 0.4], "rank": [0.4, 0.7, 0.9, 1.0], "pareto": 0.7}
     for pick, values in expected.items():
         assert found[pick][0, 0].tolist() == pytest.approx(values)
     assert powers(8) == [1, 2, 4, 8]

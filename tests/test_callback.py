@@ -371,11 +371,7 @@ def test_a_training_begun_anew_has_a_folder_of_its_own(
             resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2") if resume else None
         )
         folders.append((callback.folder.name, {row.model for row in read_rows(callback.folder)}))
-    assert folders == [
-        ("farspan-2", {"step-2"}),
-        ("farspan-2", {"step-2", "step-4"}),
-        ("farspan-3", {"step-2"}),
-    ]
+    assert folders == [("farspan-2", {"step-2"}), ("farspan-2", {"step-2", "step-4"}), ("farspan-3", {"step-2"})]
 
 
 def test_a_training_resumed_before_its_first_measurement_keeps_its_folder(

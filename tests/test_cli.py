@@ -486,8 +486,7 @@ def test_a_quiet_command_prints_results_and_no_progress(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("--trained-length", 0), ("--seed", -1), ("--points", 0), ("--scored", 0), ("--chunk", -7)],
+    ("option", "value"), [("--trained-length", 0), ("--seed", -1), ("--points", 0), ("--scored", 0), ("--chunk", -7)]
 )
 def test_a_number_out_of_range_is_refused_with_the_value_and_the_range(option: str, value: int) -> None:
     result = curve("no-model", option, value)
@@ -602,10 +601,7 @@ def test_a_long_name_is_cut_where_it_is_refused() -> None:
     ("options", "said"),
     [
         (("--prefix-text", ""), "a text has no name: got ''"),
-        (
-            ("--attention", "flash_attention_3"),
-            "'flash_attention_3' cannot be used here.* leave --attention out",
-        ),
+        (("--attention", "flash_attention_3"), "'flash_attention_3' cannot be used here.* leave --attention out"),
         (
             ("--lengths", "100000"),
             r"text 'text\.txt' has .* give a text of at least .* tokens, a smaller longest length \(at most",

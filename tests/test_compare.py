@@ -155,11 +155,7 @@ NATS = {"score": "nats", "name": "perplexity", "higher_is_better": False, "exp":
 ENTRY = {"task": "perplexity", "unit": "tokens", "quality": NATS, "details": []}
 HEADER = {
     "models": {"m": {"tasks": {"perplexity": SETTINGS}}},
-    "settings": {
-        "compared": True,
-        "methods": ["full", "better", "worse", "same"],
-        "tasks": {"perplexity": ENTRY},
-    },
+    "settings": {"compared": True, "methods": ["full", "better", "worse", "same"], "tasks": {"perplexity": ENTRY}},
 }
 
 

@@ -243,11 +243,7 @@ def test_a_model_larger_than_its_tokenizer_is_taken(tokenizer: PreTrainedTokeniz
 
 @pytest.mark.parametrize(
     ("special", "kind", "token"),
-    [
-        ({"bos_token": "a", "eos_token": "</s>"}, "bos", 1),
-        ({"eos_token": "</s>"}, "eos", 2),
-        ({}, "newline", 0),
-    ],
+    [({"bos_token": "a", "eos_token": "</s>"}, "bos", 1), ({"eos_token": "</s>"}, "eos", 2), ({}, "newline", 0)],
 )
 def test_the_separator_is_the_beginning_of_text_else_its_end_else_a_newline(
     special: dict[str, str], kind: str, token: int
@@ -454,11 +450,7 @@ def test_a_config_that_is_impossible_is_refused_in_one_line(folder: Path, field:
         ("config.json", "[]", "config.json is damaged: expected a JSON object"),
         ("config.json", "[" * 100_000, "config.json is damaged: got values nested"),
         ("tokenizer.json", "{}", "has a tokenizer that cannot be loaded"),
-        (
-            "tokenizer.json",
-            '{"version": {',
-            "tokenizer.json is damaged: .* Expecting property name",
-        ),
+        ("tokenizer.json", '{"version": {', "tokenizer.json is damaged: .* Expecting property name"),
         (
             "tokenizer.json",
             '{"version": "1.0", "added_tokens": [], "model": {}}',

@@ -256,11 +256,7 @@ def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "reason"),
-    [
-        ("gpt2", "none that can be changed"),
-        ("bloom", "none that"),
-        ("gpt_oss", "scaled already"),
-    ],
+    [("gpt2", "none that can be changed"), ("bloom", "none that"), ("gpt_oss", "scaled already")],
 )
 def test_rope_is_refused_where_it_cannot_be_changed(architecture: str, reason: str, tokenizer: Any) -> None:
     with (
@@ -381,10 +377,7 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("sinks:window=4,sinks=-1", "sinks at least 0"),
         ("lambda_mask:window=0", "window must be at least 1"),
         ("topk:k=0", "k must be at least 1"),
-        (
-            "rope:type=yran",
-            r"unknown; known are linear, ntk, .*, factors \(did you mean 'yarn'\?\)",
-        ),
+        ("rope:type=yran", r"unknown; known are linear, ntk, .*, factors \(did you mean 'yarn'\?\)"),
         ("rope:type=yarn,factor=0.5", "factor: got 0.5, expected 1 to 1,000,000"),
         ("rope:type=yarn,factor=x", "must be a number"),
         ("rope:type=yarn,original=0", "original: got 0, expected at least 1"),

@@ -153,12 +153,7 @@ def test_forms_are_words_or_numbers_of_the_given_digits(lm: LM, bound: Make) -> 
     ],
 )
 def test_forced_scores_equal_one_forward_over_everything(
-    kind: str,
-    architecture: str,
-    together: bool,
-    tokenizer: PreTrainedTokenizerFast,
-    bound: Make,
-    tmp_path: Path,
+    kind: str, architecture: str, together: bool, tokenizer: PreTrainedTokenizerFast, bound: Make, tmp_path: Path
 ) -> None:
     lm, task = wrap(tiny_model(architecture), tokenizer, "tiny"), bound(kind, together=together)
     rows = measured(tmp_path / "run", lm, task)
@@ -190,11 +185,7 @@ def test_a_prompt_does_not_depend_on_the_day(lm: LM, bound: Make, monkeypatch: p
 
 @pytest.mark.parametrize("chat", [None, CHAT])
 def test_generated_answers_equal_plain_greedy_decoding(
-    chat: str | None,
-    lm: LM,
-    bound: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    chat: str | None, lm: LM, bound: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lm.tokenizer, "chat_template", chat)
     task = bound(ask="generated", new_tokens=12)

@@ -236,10 +236,7 @@ def test_an_edited_candidate_is_refused(lm: LM) -> None:
         ({"out": "a,b"}, "a method cannot name a file there"),
         ({"lengths": ()}, "lengths: got none"),
         ({"lengths": (100, 60)}, r"lengths \[100, 60\] must ascend, each once: write 60,100"),
-        (
-            {"lengths": (8, 16)},
-            "lengths to 16 tokens are inside the window: .* is 24 of its 48 tokens",
-        ),
+        ({"lengths": (8, 16)}, "lengths to 16 tokens are inside the window: .* is 24 of its 48 tokens"),
         ({"lengths": (60, 5000)}, "text 'text.txt' has"),
         ({"repeats": 1}, "repeats: got 1, expected at least 2"),
         ({"warmup": 50, "scored": 50}, "is longer than the longest text, 60 tokens"),

@@ -415,10 +415,7 @@ def test_a_training_says_what_it_did(settings: Make) -> None:
 
 
 def test_a_training_prints_its_steps_losses_and_time_left_and_no_dicts(
-    settings: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     (tmp_path / "b.txt").write_text(TEXT[: len(TEXT) // 3])
@@ -697,9 +694,7 @@ def test_a_continued_training_logs_and_evaluates_as_often_as_it_now_says(setting
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [4, 5, 6, 7]
 
 
-def test_a_longer_training_of_the_same_rates_continues_as_if_it_had_been_so_long(
-    settings: Make,
-) -> None:
+def test_a_longer_training_of_the_same_rates_continues_as_if_it_had_been_so_long(settings: Make) -> None:
     same = "optimizer.decay_fraction=0", "trainer.log_every=1"
     train(settings("a", "trainer.steps=4", *same))
     more, whole = (settings(out, "trainer.steps=8", *same) for out in ("a", "whole"))

@@ -870,11 +870,7 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ("distill", ["distill.delta=1e-3"], r"distill: delta = 0\.001 has no effect with variant = 'drop'"),
         ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
         ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"needs trainer\.steps >= "),
-        (
-            "smt",
-            ["optimizer.warmup_steps=9"],
-            r"give optimizer\.warmup_steps <= 4, or a share of all steps",
-        ),
+        ("smt", ["optimizer.warmup_steps=9"], r"give optimizer\.warmup_steps <= 4, or a share of all steps"),
         ("lm", ["tokenizer.folder=nowhere/at-all"], r"tokenizer 'nowhere/at-all'"),
     ],
 )

@@ -214,11 +214,7 @@ def toml_strategy() -> Any:
     kind = st.sampled_from(sorted(CONFIGS))
     key = st.sampled_from(["out", "model.name", "trainer.steps", "optimizer.betas", "data.mixture", "x.y", "", "."])
     override = st.builds(lambda a, b: f"{a}={b}", key | st.text(max_size=8), st.text(max_size=12)) | st.text(max_size=8)
-    return st.tuples(
-        kind,
-        damaged(*(text.encode() for text in CONFIGS.values())),
-        st.lists(override, max_size=2),
-    )
+    return st.tuples(kind, damaged(*(text.encode() for text in CONFIGS.values())), st.lists(override, max_size=2))
 
 
 def jsonl_strategy() -> Any:
