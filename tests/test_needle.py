@@ -20,8 +20,6 @@ from transformers import PreTrainedTokenizerFast
 from farspan.ask import template
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.reader import Scores
 from farspan.reader.served import served
 from farspan.record import Row, read_rows
@@ -35,7 +33,7 @@ from farspan.text.corpora import Corpus, load
 
 import tiny
 from naive import greedy_until, nats_after
-from tiny import tiny_model
+from tiny import PlannedAndFed, tiny_model
 
 Make = Callable[..., BoundNeedle]
 LENGTHS = (640, 900)
@@ -311,20 +309,13 @@ def test_numbers_that_are_not_finite_are_a_row(lm: LM, bound: Make, tmp_path: Pa
 @pytest.mark.parametrize("ask", ["forced", "generated"])
 @pytest.mark.parametrize("together", [True, False])
 def test_a_plan_counts_the_tokens_that_are_fed(
-    ask: str, together: bool, lm: LM, bound: Make, monkeypatch: pytest.MonkeyPatch
+    ask: str, together: bool, lm: LM, bound: Make, planned_and_fed: PlannedAndFed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = bound("tracking", ask=ask, together=together)
     task = replace(task, new_tokens=30) if ask == "generated" else task
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=1, calibrate=False)
-    (example,) = task.examples(lm, LENGTHS, 1, 0)
     monkeypatch.setattr(type(lm), "stop_tokens", [])
-    fed: list[int] = []
-    with method("full").on(lm) as reader:
-        embedding = lm.model.get_input_embeddings()
-        hook = embedding.register_forward_pre_hook(lambda module, given: fed.append(given[0].numel()))
-        assert len(list(task.run(reader, [example]))) == 2 * 2
-    hook.remove()
-    assert sum(fed) == cost.tokens
+    planned, fed = planned_and_fed(task, lm, lengths=LENGTHS, repeats=1)
+    assert planned == fed
 
 
 # what is refused

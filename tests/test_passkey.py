@@ -7,12 +7,10 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.tasks.passkey import BoundPasskey, Passkey
 
 from naive import nats_after
-from tiny import measured, tiny_model
+from tiny import PlannedAndFed, measured, tiny_model
 
 LENGTHS = (300, 420)
 
@@ -54,11 +52,9 @@ def test_scores_equal_one_forward_over_everything(
         assert (row.scores["digits"], row.scores["right"]) == (float(hits.float().mean()), float(hits.all()))
 
 
-def test_a_plan_counts_the_tokens_that_are_fed(lm: LM) -> None:
-    task = BoundPasskey(depths=2)
-    (example,) = task.examples(lm, LENGTHS, 1, 0)
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=1, calibrate=False)
-    assert cost.tokens == sum(2 * task.num_tokens(lm, example, length) for length in LENGTHS)
+def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, planned_and_fed: PlannedAndFed) -> None:
+    planned, fed = planned_and_fed(BoundPasskey(depths=2), lm, lengths=LENGTHS, repeats=1)
+    assert planned == fed
 
 
 def test_lengths_without_room_are_refused(lm: LM) -> None:
