@@ -428,8 +428,6 @@ def _fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 ENDLESS = ("steps", "workers")  # where a large number is no mistake, or takes the machine
 WRONG_STRINGS = ("", "nothere", "\\u001b[31m")
-PLACE_KEYS = ("out", "model.name", "data.text", "decoder", "model.encoder", "data.index", "tokenizer.folder",
-              "encoder.start", "model.warmed_up", "data.held_out", "watch.text")  # fmt: skip
 
 
 def _plain(value: str) -> tuple[str, ...]:
