@@ -174,7 +174,9 @@ def test_lengths_beyond_the_positions_are_rows_and_the_others_are_measured(tmp_p
 
 def test_nan_logits_are_rows_and_the_run_goes_on(lm: LM, tmp_path: Path) -> None:
     lm.model.model.norm.weight.data.fill_(torch.nan)
-    rows = measured(tmp_path, lm, curve_of(counting_text(2, 100)), lengths=(10, 20), repeats=2)
+    text = curve_of(counting_text(2, 100))
+    with Run.open(tmp_path, {}) as run:
+        rows = measure_cell(text, method("full"), lm, run, lengths=(10, 20), repeats=2)
     assert [row.status for row in rows] == ["nan"] * 4
     assert rows[0].reason == "10 scored tokens have no finite log-probability"
     assert rows[0].scores["copy"] == 0.0
