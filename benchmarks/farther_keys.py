@@ -1,0 +1,291 @@
+"""Why a trained model that copies from 16,384 tokens back fails to in a longer text: keys that are farther back.
+
+    python benchmarks/farther_keys.py MODEL [--length 16384] [--texts 1] [--data FOLDER] [--method M]
+    python benchmarks/farther_keys.py --write | --quick
+
+MODEL reads `[bos] S [bos] S`, S being `--length` tokens of a book, and predicts the second S at five places: near its
+beginning, as `probe` does, at a quarter, a half and three quarters of it, and at its end, as `nested` also does. The
+distance to the token to be copied is the same everywhere, and the text before grows to twice the length.
+
+A look-alike is another key after the same token: a head that copies cannot tell it from the right one but by distance.
+Measured at each place: the share of tokens that are copied, also where the layers with heads that copy cannot see the
+look-alikes farther back than the right token, or nothing farther back but the first token; and the weights of heads on
+the right token, on farther and nearer look-alikes, on the first token of all, and on others.
+
+A second table has the mean score that a head gives to the right token, if it were at other distances: RoPE turns it by
+the distance alone, so it is computed from `copying_distance.rows` of 1,026 tokens, as there.
+
+Each run of MODEL replaces its lines in farther_keys.jsonl.gz; --write makes the tables of farther_keys.md of all lines.
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import recorded as kept
+import torch
+from common import end, table
+from copying_distance import COPYING, HALF, Line, queries_and_keys, rows, scores
+from real_tables import MISSING
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from farspan import load
+from farspan.hf.attend import angles
+from farspan.lm import LM
+from farspan.loading.places import DEMO, folder_of
+from farspan.methods import method
+
+HEADS: tuple[str, ...] = (
+    "17.3",
+    "18.6",
+    "18.7",
+    "18.8",
+    "20.6",
+    "23.2",
+)  # of SmolLM2, that have most weight at some far distance
+SCORED, PIECE = 256, 1024  # tokens of a place; of one forward
+SHORTEST = 4096  # tokens of S, so that places do not overlap
+PLACES = ("beginning", "1/4", "1/2", "3/4", "end")
+PARTS = ("right token", "farther look-alikes", "nearer look-alikes", "first token", "others")
+SEEN = ("as it is", "farther look-alikes hidden", "all farther keys hidden")
+DISTANCES = (4096, 8192, 12288, 16384, 18432, 20480, 22528, 24576, 26624, 28672, 30720, 32768, 49152, 65536)
+KEPT = kept.BENCHMARKS / "farther_keys.jsonl.gz"
+PAGE = Path(__file__).with_suffix(".md")
+NAME = "farther_keys"  # of the attention function
+
+
+def texts(lm: LM, books: Path, length: int, number: int) -> Iterator[Tensor]:
+    """Yield S of each text [length]."""
+    files = sorted(books.glob("*.txt"))
+    files = files[len(files) * 4 // 5 :]
+    for text in range(number):
+        words = files[text % len(files)].read_text()[200_000 : 200_000 + 8 * length]
+        found = torch.tensor(lm.tokenizer(words, add_special_tokens=False)["input_ids"])
+        if len(found) < length:
+            raise ValueError(f"text {text} has {len(found):,} tokens: give a --length up to that")
+        yield found[:length]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which keys [queries, keys] of the queries of a place are of which kind, and the right one of each query."""
+
+    right: Tensor  # int64 [queries]
+    alike: Tensor
+    farther: Tensor  # than the right one, but for the first token
+    earlier: Tensor  # or the query's own
+
+    @classmethod
+    def of(cls, row: Tensor, start: int, stop: int, length: int) -> "Keys":
+        at, key = torch.arange(start, stop)[:, None], torch.arange(stop)
+        right = at - length
+        alike = (row[:stop].roll(1) == row[start:stop, None]) & (key != right) & (key > 0)
+        return cls(right[:, 0], alike, (key < right) & (key > 0), key <= at)
+
+    def seen(self, what: str) -> Tensor:
+        """Return which keys can be seen in one of SEEN."""
+        hidden = {SEEN[0]: self.farther & False, SEEN[1]: self.farther & self.alike, SEEN[2]: self.farther}[what]
+        return self.earlier & ~hidden
+
+    def weights(self, query: Tensor, key: Tensor, scale: float) -> list[float]:
+        """Return the mean weight of a head [queries and keys, dim] on each of PARTS."""
+        weight = ((query.float() @ key.float().T) * scale).masked_fill(~self.earlier, -torch.inf).softmax(-1)
+        parts = [
+            weight.gather(1, self.right[:, None])[:, 0],
+            (weight * (self.alike & self.farther)).sum(1),
+            (weight * (self.alike & ~self.farther)).sum(1),
+            weight[:, 0],
+        ]
+        parts.append(1 - torch.stack(parts).sum(0))
+        return [float(part.mean()) for part in parts]
+
+
+def read(lm: LM, half: Tensor, heads: Sequence[str], layers: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read a text twice and yield, for each place, what is kept of it.
+
+    Args:
+        layers: those in which keys are hidden.
+    """
+    length, begin = len(half), torch.tensor(lm.separator.ids)[:1]
+    row = torch.cat([begin, half, begin, half])
+    last = len(row) - 1
+    starts = [length + 2 + SCORED, *(length + 1 + length * n // 4 - SCORED // 2 for n in (1, 2, 3)), last - SCORED]
+    cache = DynamicCache(config=lm.model.config)
+    found: dict[str, list[float]] = {}
+    keys: Keys | None = None
+    what = SEEN[0]
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        layer = module.layer_idx
+        if keys is not None and what == SEEN[0]:
+            for head in heads:
+                if int(head.split(".")[0]) == layer:
+                    number = int(head.split(".")[1])
+                    own = key[0, number // (query.shape[1] // key.shape[1])]
+                    found[head] = keys.weights(query[0, number], own, options["scaling"])
+        elif keys is not None and layer in layers:
+            mask = keys.seen(what)[None, None]
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+
+    def forward(start: int, stop: int, scored: int) -> Tensor:
+        with torch.no_grad():
+            ids = row[None, start:stop]
+            return lm.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=scored).logits[0]
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    lm.model.set_attn_implementation(NAME)
+    inside = {token for start in starts for token in range(start + 1, start + SCORED)}
+    cuts = {*range(0, last, PIECE), *starts, *(start + SCORED for start in starts), last} - inside
+    for start, stop in pairwise(sorted(cuts)):
+        if start not in starts:
+            forward(start, stop, 1)
+            continue
+        keys, hits = Keys.of(row, start, stop, length), {}
+        for what in reversed(SEEN):  # so that what is kept is what all layers saw
+            if cache.get_seq_length() > start:
+                cache.crop(start - stop)
+            hits[what] = (forward(start, stop, SCORED).argmax(-1) == row[start + 1 : stop + 1]).int().tolist()
+        farther = (keys.alike & keys.farther).sum(1).tolist()
+        yield PLACES[starts.index(start)], {"before": start, "hits": hits, "farther": farther, "weights": dict(found)}
+        keys = None
+    lm.model.set_attn_implementation("sdpa")
+
+
+def score_by_distance(lm: LM, books: Path, heads: Sequence[str]) -> dict[str, list[float]]:
+    """Return the mean score of the right token at each of DISTANCES, of heads of a model under its own RoPE."""
+    rope = lm.model.model.rotary_emb
+    at = angles(torch.tensor(DISTANCES), rope.inv_freq.float().cpu())
+    layers = sorted({int(head.split(".")[0]) for head in heads})
+    asked = torch.arange(HALF + 3, 2 * HALF + 1)
+    found: dict[str, list[Tensor]] = {head: [] for head in heads}
+    for row in rows(lm, books, 2, shuffled=False):
+        for layer, (queries, keys) in zip(layers, queries_and_keys(lm, row, layers), strict=True):
+            for head in heads:
+                number = int(head.split(".")[1])
+                if int(head.split(".")[0]) == layer:
+                    key = keys[asked - HALF, number // (queries.shape[1] // keys.shape[1])]
+                    factor = rope.attention_scaling**2 * lm.model.model.layers[layer].self_attn.scaling
+                    found[head].append(scores(queries[asked, number].float(), key.float(), at, factor).mean(0))
+    return {head: torch.stack(of).mean(0).tolist() for head, of in found.items()}
+
+
+def measured(options: argparse.Namespace, heads: Sequence[str], layers: Sequence[int]) -> list[Line]:
+    """Read the texts, and return a line for each place of each, and one of the scores."""
+    lm, lines, books = load(options.model, dtype="bfloat16"), [], options.data / "books"
+    with method(options.method).on(lm):
+        for number, half in enumerate(texts(lm, books, options.length, options.texts)):
+            for place, one in read(lm, half, heads, layers):
+                lines.append({"of": options.name, "text": number, "place": place, **one})
+                copied = ", ".join(f"{np.mean(hits):.3f} {what}" for what, hits in reversed(one["hits"].items()))
+                print(f"text {number}, {place}: copied {copied}", flush=True)
+    if options.method == "full":
+        of_heads = score_by_distance(load(options.model, dtype="float32"), books, heads)
+        lines.append({"of": options.name, "scores": of_heads})
+    return lines
+
+
+def of_place(lines: Sequence[Line], of: str, place: str) -> list[Line]:
+    return [line for line in lines if line["of"] == of and line.get("place") == place]
+
+
+def places(lines: Sequence[Line]) -> str:
+    """Return the table of what is copied at each place."""
+    found = []
+    for of in dict.fromkeys(line["of"] for line in lines):
+        for place in PLACES:
+            own = of_place(lines, of, place)
+            if not own:
+                continue
+            hits = [np.concatenate([line["hits"][what] for line in own]) for what in SEEN]
+            farther = np.concatenate([line["farther"] for line in own])
+            apart = [hits[0][farther == 0], hits[0][farther > 0]]
+            cells = [f"{one.mean():.2f}" if len(one) else MISSING for one in (*hits, *apart)]
+            found.append([of, place, f"{own[0]['before']:,}", f"{len(farther)}", *cells])
+    heads = [f"copied, {what}" for what in SEEN]
+    return table(["", "place", "tokens before", "scored", *heads, "without a farther look-alike", "with one"], found)
+
+
+def looks(lines: Sequence[Line]) -> str:
+    """Return the table of where heads look."""
+    found = []
+    for of in dict.fromkeys(line["of"] for line in lines):
+        own = [of_place(lines, of, place) for place in PLACES]
+        for head in own[0][0]["weights"] if own[0] else ():
+            for number, part in enumerate(PARTS):
+                means = [np.mean([line["weights"][head][number] for line in at]) for at in own]
+                found.append([of, head, part, *(f"{mean:.2f}" for mean in means)])
+    return table(["", "head", "weight on", *PLACES], found)
+
+
+def scored(lines: Sequence[Line]) -> str:
+    """Return the table of scores by distance."""
+    found = [
+        [line["of"], head, *(f"{score:.1f}" for score in of)]
+        for line in lines
+        for head, of in line.get("scores", {}).items()
+    ]
+    return table(["", "head", *(f"{n:,}" for n in DISTANCES)], found)
+
+
+TABLES = {"places": places, "looks": looks, "scores": scored}
+
+
+def kept_lines() -> list[Line]:
+    return (
+        [json.loads(line) for line in gzip.decompress(KEPT.read_bytes()).decode().splitlines()] if KEPT.exists() else []
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="a folder with the architecture of SmolLM2-135M")
+    parser.add_argument("--name", default="trained", help="of the model, in the tables")
+    parser.add_argument("--method", default="full")
+    parser.add_argument("--length", type=int, default=16_384)
+    parser.add_argument("--texts", type=int, default=1)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/")
+    parser.add_argument("--write", action="store_true", help="make the tables of the page of the kept lines")
+    parser.add_argument("--quick", action="store_true", help="the embedded model, short; nothing is kept")
+    options = parser.parse_args()
+    if options.write:
+        lines = kept_lines()
+        PAGE.write_text(kept.with_tables(PAGE.read_text(), lambda name: TABLES[name](lines)))
+        return
+    if not any((options.data / "books").glob("*.txt")):
+        parser.error(f"{options.data} has no books/*.txt: give a folder with books/ (--data)")
+    heads, layers = HEADS, COPYING
+    if options.quick:
+        options.model, options.length, options.texts = folder_of(DEMO), SHORTEST, 1
+        heads, layers = ("2.0", "2.1", "3.2"), (2, 3)
+    if options.length < SHORTEST:
+        parser.error(f"--length {options.length}: the five places overlap; give at least {SHORTEST}")
+    if options.model is None:
+        parser.error("give a model: a folder with the architecture of SmolLM2-135M, or --quick")
+    torch.set_num_threads(1)
+    lines = measured(options, heads, layers)
+    if not options.quick:
+        all_lines = [*(line for line in kept_lines() if line["of"] != options.name), *lines]
+        KEPT.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in all_lines).encode(), mtime=0))
+    for made in TABLES.values():
+        print(f"\n{made(lines)}")
+    copied = {
+        place: {
+            what: float(np.mean([line["hits"][what] for line in of_place(lines, options.name, place)])) for what in SEEN
+        }
+        for place in PLACES
+    }
+    end(copied, [], False)
+
+
+if __name__ == "__main__":
+    main()
