@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+import farspan
 from farspan import stats
 from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM, wrap
@@ -185,6 +186,20 @@ def test_nan_logits_are_rows_and_the_run_goes_on(tokenizer: PreTrainedTokenizerF
     assert rows[0].reason == "10 scored tokens have no finite log-probability"
     assert rows[0].scores["copy"] == 0.0
     json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])
+
+
+def test_a_model_is_measured_without_dropout_after_it_was_trained(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm, nats = wrap(tiny_model("gpt2"), tokenizer, "tiny"), []
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 40)
+    what: dict[str, Any] = {"tasks": "perplexity", "text": str(tmp_path / "text"), "lengths": [20, 40], "repeats": 2}
+    for number, training in enumerate((False, True)):  # as a Trainer leaves its model
+        lm.model.train(training)
+        rows = farspan.measure(lm, **what, out=tmp_path / str(number)).rows
+        nats.append([row.scores["nats"] for row in rows])
+        assert all(module.training == training for module in lm.model.modules())
+    assert nats[0] == nats[1]
 
 
 def test_a_fallback_is_said(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
