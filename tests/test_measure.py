@@ -19,6 +19,7 @@ from farspan.lm import LM, wrap
 from farspan.measuring.loop import Watch, _batches, measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
+from farspan.methods.full import Full
 from farspan.reader.served.client import TooLongError
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result
@@ -200,6 +201,22 @@ def test_a_model_is_measured_without_dropout_after_it_was_trained(
         nats.append([row.scores["nats"] for row in rows])
         assert all(module.training == training for module in lm.model.modules())
     assert nats[0] == nats[1]
+
+
+class Gradients(Full):
+    """A method that could train at test time."""
+
+    name = "gradients"
+
+    def on(self, lm: LM) -> Any:
+        assert torch.is_grad_enabled()
+        return super().on(lm)
+
+
+def test_a_method_of_the_users_own_may_need_gradients(lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 40)
+    what: dict[str, Any] = {"text": str(tmp_path / "text"), "lengths": [20], "repeats": 2, "out": tmp_path / "run"}
+    assert len(farspan.measure(lm, Gradients(), "perplexity", **what).rows) == 2
 
 
 def test_a_fallback_is_said(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

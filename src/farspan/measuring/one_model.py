@@ -37,7 +37,8 @@ def measure_model(
     used."""
     setups = begin_model(lm, what, run, part.models if part is not None else (), watch)
     started = time.monotonic()
-    with set_aside(lm.model):  # a Trainer leaves its model in training mode, with dropout
+    # a Trainer leaves its model in training mode, with dropout; a method of the user's own may train at test time
+    with set_aside(lm.model, gradients=True):
         measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), watch)
     return time.monotonic() - started
 
