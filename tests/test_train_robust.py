@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from farspan.callback import CurveCallback, PerplexityCallback
 from farspan.files import locked
+from farspan.record import Row
 from farspan.report.export import memory_size
 from farspan.stats import MemoryLength
 from farspan.train import cepe, distill, interrupts, lm, mlm, smt
@@ -945,6 +946,25 @@ def test_a_mean_over_fewer_windows_than_at_other_steps_is_not_logged(
     found = watch.summarised(run, 2)
     assert found == {"perplexity_8": pytest.approx(math.exp(2.0)), "accuracy_8": pytest.approx(0.3)}
     assert "step 2: no perplexity at 16 tokens, since 1 of 2 windows have none: why" in caplog.text
+
+
+def test_a_curve_that_lacks_rows_is_logged_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("farspan.callback.draw_memory", lambda *given: None)
+    watch, scores = CurveCallback(), {"copy": 0.9, "control": 0.1, "scored": 40, "context": 160}
+    watch.folder, watch._lm, watch._trained_at = Path(), SimpleNamespace(trained_length=64), 30  # type: ignore[assignment]
+    settings = {"protocol": "nested", "target_text": "t"}
+    rows = [
+        Row(f"step-{step}", "full", "curve", 3, settings, length, i, 0, str(i), scores=scores | {"control_repeat": i})
+        for step in (2, 4)
+        for length in (80, 160)
+        for i in range(2)
+    ]
+    rows[-1] = replace(rows[-1], status="oom", reason="why", scores={})
+    for step, lacking in ((2, False), (4, True)):
+        assert watch.summarised(SimpleNamespace(rows=rows), step)["span"] > 0  # type: ignore[arg-type]
+        assert ("since 1 of 4 rows failed, first at 160 tokens: why" in caplog.text) == lacking
 
 
 def test_a_card_has_no_number_where_a_step_has_none() -> None:
