@@ -1,8 +1,9 @@
 """Whether Sparse Memory Training extends a model: expectation, memory, and what the old window loses.
 
     python benchmarks/smt_extend.py [RECIPE ...] [--model FOLDER] [--out FOLDER] [--picture FILE] [--repeats N]
-                                    [--steps N] [--paired] [--quick] [--check]
-    python benchmarks/smt_extend.py --out FOLDER --record | --recorded [--picture FILE] [--check]
+                                    [--steps N] [--quick] [--check]
+    python benchmarks/smt_extend.py [RECIPE ...] --paired [--seeds 0 1 2] [--out FOLDER] [--repeats N]
+    python benchmarks/smt_extend.py --out FOLDER --record | --recorded [--paired] [--picture FILE] [--check]
 
 The embedded model, or --model, trained on 512 tokens, is taken to 4,096 from `configs/smt-demo.toml` by each recipe,
 with the same rows of the same documents, where the recipe has no others, and measured on held-out files:
@@ -20,7 +21,7 @@ index, is robust to them, so a second claim of ours is 4 times the span, on natu
 A claim is met if its mean and its 95 % interval are within the bound, and missed otherwise.
 
 --paired measures less: copy and control of natural text alone, of the recipes against the model under YaRN (factor 8),
-which is not trained, as differences over the same texts.
+which is not trained, as differences over the same texts. The seeds of a recipe are averaged text by text.
 
 Trainings and measurements are kept in --out and continued. --record keeps the rows of --out in benchmarks/smt_extend/;
 --recorded prints and judges these instead of measuring. --check fails when a bound is missed. Last line: the claims
@@ -59,6 +60,8 @@ PERPLEXITY_LENGTHS = (256, 512, 1024, 2048, 4096)
 CURVE_LENGTHS = (64, 128, 192, 254, 320, 384, 511, 640, 768, 1023, 1279, 1535, 2047)
 SHUFFLED_LENGTHS = (128, 254, 511, 1023, 2047)
 PAIRED_LENGTHS = (127, 254, 511, 1023, 1535, 2047)
+BASE, YARNED, PAIRED = "base", "base + yarn8", "paired"
+HALVES = ("copy", "control")
 MUCH_MORE = 0.05  # nats
 ASKED = 1023  # tokens of a text whose context, twice that and two separators, is 4 windows
 NEAR = {"streaming": "sinks:window=508,sinks=4", "infinite": "lambda_mask:window=512"}  # table 9's two
@@ -310,24 +313,58 @@ def memory_table(found: Mapping[str, Found]) -> str:
     return table([*head, "its reach", "its span × base"], lines)
 
 
-def against_yarn(names: Sequence[str], model: str, out: Path, steps: int, repeats: int) -> dict[str, list[Interval]]:
-    """Of each recipe, the gap between copy and control minus that of untrained YaRN, by length, paired over texts."""
-    what: dict[str, Any] = {"text": TEXT, "lengths": PAIRED_LENGTHS, "repeats": repeats}
-    base = replace(load(folder_of(model), dtype="float32", device="cpu"), name="base")
-    untrained = measure([base], [UNTRAINED["yarn8"]], ["curve"], out=out / "paired" / "base", **what)
-    before = stats.curve(untrained.rows)
-    found, lines = {}, []
+def paired_curves(
+    names: Sequence[str], options: argparse.Namespace, out: Path, steps: int, repeats: int
+) -> dict[str, list[stats.MeasuredCurve]]:
+    """Measure the model as it is and under YaRN, and train and measure each recipe from each seed."""
+    what: dict[str, Any] = {"tasks": ["curve"], "text": TEXT, "lengths": PAIRED_LENGTHS, "repeats": repeats}
+    base = replace(load(folder_of(options.model), dtype="float32", device="cpu"), name="base")
+    methods = ["full", UNTRAINED["yarn8"]]
+    found = {BASE: measure([base], methods, out=out / "measured" / BASE / PAIRED, **what).rows}
     for name in names:
-        lm = extended(name, model, out, steps)
-        after = stats.curve(measure([lm], ["full"], ["curve"], out=out / "paired" / name, **what).rows)
-        assert (before.targets == after.targets).all(), "other texts"
-        gaps = [(curve.copy - curve.control) for curve in (before, after)]
-        found[name] = [interval(more) for more in (gaps[1] - gaps[0]).T]
-        for which, gap in zip(("base + yarn8", name), gaps, strict=True):
-            index = ", ".join(f"{value:.3f}" for value in stats.memory_index(before if gap is gaps[0] else after))
-            lines.append([which, *(f"{value:.3f}" for value in stats.measured_mean(gap)), index])
-        lines.append(["difference", *(f"{m:+.3f} [{low:.3f}, {high:.3f}]" for m, low, high in found[name]), ""])
-    head = [f"gap, {stats.whole_repeats(before)} texts", *(f"{n:,}" for n in PAIRED_LENGTHS), "memory index at these"]
+        for seed in options.seeds:
+            lm = extended(name, options.model, out, steps, seed)
+            folder = out / "measured" / f"{name}-{seed}" / PAIRED
+            found[f"{name}-{seed}"] = measure([lm], ["full"], out=folder, **what).rows
+    return by_recipe(found)
+
+
+def by_recipe(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[stats.MeasuredCurve]]:
+    """Return the curves of the paired comparison by recipe, one for each seed, from the rows of each model."""
+    found = {
+        of: [stats.curve(of_method(rows[BASE], how))] for of, how in ((BASE, "full"), (YARNED, UNTRAINED["yarn8"]))
+    }
+    for name, of in rows.items():
+        if name != BASE:
+            found.setdefault(name.rpartition("-")[0], []).append(stats.curve(of_method(of, "full")))
+    return found
+
+
+def recorded_pairs() -> dict[str, list[stats.MeasuredCurve]]:
+    """Return the curves of the paired comparison that are kept with the project."""
+    models = [path.parent.name for path in sorted(RECORDED.glob(f"*/{PAIRED}.jsonl.gz"))]
+    return by_recipe({name: kept.recorded(RECORDED, name, PAIRED)[1] for name in models})
+
+
+def against_yarn(curves: Mapping[str, Sequence[stats.MeasuredCurve]]) -> dict[str, dict[int, Interval]]:
+    """Print the gap between copy and control of each recipe, the mean over its seeds, and return how much it is above
+    that of untrained YaRN, by length, paired over texts."""
+    means, lines, found = {}, [], {}
+    for name, of in curves.items():
+        assert all((one.targets == of[0].targets).all() for one in of), "other texts"
+        means[name] = replace(of[0], **{half: np.mean([getattr(one, half) for one in of], 0) for half in HALVES})
+    gaps = {name: one.copy - one.control for name, one in means.items()}
+    for name, one in means.items():
+        index = ", ".join(f"{value:.3f}" for value in stats.memory_index(one))
+        cells = [f"{value:.3f}" for value in stats.measured_mean(gaps[name])]
+        lines.append([name, str(len(curves[name])), *cells, index, said(times(one, means[BASE], "half_life"))])
+        if name not in (BASE, YARNED):
+            more = [interval(of) for of in (gaps[name] - gaps[YARNED]).T]
+            found[name] = dict(zip(one.lengths.tolist(), more, strict=True))
+            lines.append(["above YaRN", "", *(f"{m:+.3f} [{low:.3f}, {high:.3f}]" for m, low, high in more), "", ""])
+    lengths = [f"{n:,}" for n in means[BASE].lengths]
+    texts = stats.whole_repeats(means[BASE])
+    head = [f"gap, {texts} texts", "seeds", *lengths, "memory index at these", "half-life, × base"]
     print(f"\n{table(head, lines)}")
     return found
 
@@ -382,6 +419,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="keep the rows of --out with the project")
     parser.add_argument("--recorded", action="store_true", help="print and judge the kept rows")
     parser.add_argument("--paired", action="store_true", help="only the recipes against untrained YaRN, paired")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of --paired")
     options = parser.parse_args()
     if unknown := set(options.recipes) - set(RECIPES):
         parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(RECIPES)}")
@@ -397,9 +435,8 @@ def main() -> None:
         out = options.out or Path(scratch)
         out = out if options.model == DEMO else out / Path(options.model).name
         if options.paired:
-            differences = against_yarn(names, options.model, out, steps, repeats)
-            by_length = {name: dict(zip(PAIRED_LENGTHS, of, strict=True)) for name, of in differences.items()}
-            end(by_length, [], options.check)
+            curves = recorded_pairs() if options.recorded else paired_curves(names, options, out, steps, repeats)
+            end(against_yarn(curves), [], options.check)
             return
         found = recorded_models() if options.recorded else all_measured(names, options, out, steps, repeats)
     made = list(claims(found))

@@ -1,12 +1,16 @@
 """Slow twins: what the clever paths must equal, written as plainly as possible."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+
+Tokens = Sequence[int] | NDArray[Any]
 
 
 def naive_half(
@@ -34,6 +38,19 @@ def naive_half(
     return expected.argmax(-1) == asked, nats, best[:, 0] - best[:, 1]
 
 
+def log_p_after(model: Any, before: Tokens, tokens: Tokens) -> Tensor:
+    """log-probabilities [tokens, vocabulary] at the tokens that follow `before`, from one forward over everything."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*before, *tokens]]), use_cache=False).logits[0]
+    return logits[-len(tokens) - 1 : -1].double().log_softmax(-1)
+
+
+def nats_after(model: Any, before: Tokens, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Nats of each of the tokens, which follow `before`, and whether it is the likeliest."""
+    log_p, target = log_p_after(model, before, tokens), torch.tensor([*tokens])
+    return -log_p.gather(-1, target[:, None])[:, 0], log_p.argmax(-1) == target
+
+
 def naive_greedy(model: Any, ids: Tensor, max_new_tokens: int) -> Tensor:
     """The likeliest tokens after ids, each from one forward over everything so far."""
     text = ids
@@ -42,6 +59,12 @@ def naive_greedy(model: Any, ids: Tensor, max_new_tokens: int) -> Tensor:
             best = model(input_ids=text, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
             text = torch.cat([text, best], 1)
     return text[:, ids.shape[1] :]
+
+
+def greedy_until(model: Any, ids: Tokens, max_new_tokens: int, stop: Collection[int]) -> list[int]:
+    """The likeliest tokens after ids, before the first that ends an answer."""
+    new = naive_greedy(model, torch.tensor([[*ids]]), max_new_tokens)[0].tolist()
+    return list(takewhile(lambda token: token not in stop, new))
 
 
 def naive_llama(

@@ -48,9 +48,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from farspan import hf, reader
 from farspan.hf.chunks import self_check
 from farspan.lm import LM, wrap
+from farspan.measuring.plan import plan
+from farspan.methods import method
 from farspan.report import picture
+from farspan.tasks import Bound
 
-from tiny import saved, tiny_model, tiny_tokenizer
+from tiny import PlannedAndFed, measured, saved, tiny_model, tiny_tokenizer
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CACHE = Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")  # outside of tests
@@ -163,17 +166,28 @@ def trained_computing_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 @pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of tokens in each forward of a reading, from here on."""
-    counts: list[int] = []
-    step = hf.Stream.step
+def planned_and_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedAndFed:
+    """Returns the tokens that a plan of a measurement counts, and those that are fed when it is measured."""
 
-    def counting(stream: Any, ids: Tensor) -> Tensor:
-        counts.append(ids.numel())
-        return step(stream, ids)
+    def both(task: Bound[Any], lm: LM, **options: Any) -> tuple[int, int]:
+        cost = plan(task, method("full"), lm, **options)
+        measured(tmp_path / "warm", lm, task, **options)  # the self-check
+        fed = 0
 
-    monkeypatch.setattr(hf.Stream, "step", counting)
-    return counts
+        def counting(feed: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+            def counted(stream: Any, ids: Tensor) -> Tensor:
+                nonlocal fed
+                fed += ids.numel()
+                return feed(stream, ids)
+
+            return counted
+
+        for name in ("step", "branch"):
+            monkeypatch.setattr(hf.Stream, name, counting(getattr(hf.Stream, name)))
+        measured(tmp_path / "run", lm, task, **options)
+        return cost.tokens, fed
+
+    return both
 
 
 @pytest.fixture
@@ -252,6 +266,14 @@ def text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
     Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """The name of a file of some thousand tokens, which repeats a sentence."""
+    file = tmp_path / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog and back again, over and over. " * 60)
+    return str(file)
 
 
 @pytest.fixture

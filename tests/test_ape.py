@@ -92,10 +92,7 @@ def test_every_pair_is_weighted_as_in_the_equation(
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_pieces_are_passages_cut_from_the_end(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(1, 45)
-    same(
-        given("ape:piece=8", lm, ids, 2, (27,), 1024)[0],
-        given("ape", lm, ids, 2, (3, 8, 8, 8), 5)[0],
-    )
+    same(given("ape:piece=8", lm, ids, 2, (27,), 1024)[0], given("ape", lm, ids, 2, (3, 8, 8, 8), 5)[0])
 
 
 @pytest.mark.parametrize("architecture", FIVE)

@@ -14,19 +14,12 @@ from farspan.record import read_header
 TASK = "perplexity:target_tokens=8"
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog and back again, over and over. " * 40)
-    return path
-
-
-def test_one_object_and_numbers_of_numpy_are_as_good_as_lists_and_ints(lm: LM, text: Path, tmp_path: Path) -> None:
+def test_one_object_and_numbers_of_numpy_are_as_good_as_lists_and_ints(lm: LM, text: str, tmp_path: Path) -> None:
     given = farspan.measure(
         lm,
         farspan.method("topk:k=4"),
         farspan.task(TASK),
-        text=text,
+        text=Path(text),
         lengths=np.int64(32),
         repeats=np.int64(2),
         seed=np.int64(1),
@@ -39,7 +32,7 @@ def test_one_object_and_numbers_of_numpy_are_as_good_as_lists_and_ints(lm: LM, t
         [lm],
         ["topk:k=4"],
         [TASK],
-        text=str(text),
+        text=text,
         lengths=[32],
         repeats=2,
         seed=1,
@@ -52,7 +45,7 @@ def test_one_object_and_numbers_of_numpy_are_as_good_as_lists_and_ints(lm: LM, t
     assert read_header(given.folder)["settings"] == read_header(plain.folder)["settings"]
 
 
-def test_a_shard_may_be_written_as_on_the_command_line(folder: Path, text: Path, tmp_path: Path) -> None:
+def test_a_shard_may_be_written_as_on_the_command_line(folder: Path, text: str, tmp_path: Path) -> None:
     rows = [
         farspan.measure(folder, tasks=TASK, text=text, lengths=32, repeats=4, shard=shard, out=tmp_path / "run").rows
         for shard in ("1/2", "2/2")
@@ -60,7 +53,7 @@ def test_a_shard_may_be_written_as_on_the_command_line(folder: Path, text: Path,
     assert len(rows[0]) < len(rows[1]) == 4
 
 
-def test_a_model_is_named_by_a_path(text: Path, tmp_path: Path, folder: Path) -> None:
+def test_a_model_is_named_by_a_path(text: str, tmp_path: Path, folder: Path) -> None:
     found = farspan.measure(folder, tasks=TASK, text=text, lengths=32, repeats=1, out=tmp_path / "run")
     assert [row.model for row in found.rows] == [str(folder)]
 
@@ -91,7 +84,7 @@ def test_a_model_is_named_by_a_path(text: Path, tmp_path: Path, folder: Path) ->
     ],
 )
 def test_other_arguments_are_refused_before_a_folder_is_made(
-    given: dict[str, Any], message: str, lm: LM, text: Path, tmp_path: Path
+    given: dict[str, Any], message: str, lm: LM, text: str, tmp_path: Path
 ) -> None:
     arguments = {"models": lm, "tasks": TASK, "text": text, "lengths": 32, "out": tmp_path / "run"} | given
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
@@ -99,6 +92,6 @@ def test_other_arguments_are_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_network_that_is_not_wrapped_is_refused(lm: LM, text: Path) -> None:
+def test_a_network_that_is_not_wrapped_is_refused(lm: LM, text: str) -> None:
     with pytest.raises(ValueError, match=r"models: got LlamaForCausalLM, expected .* farspan.wrap"):
         farspan.measure(lm.model, tasks=TASK, text=text)

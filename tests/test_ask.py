@@ -247,10 +247,7 @@ def test_texts_are_read_whole(saved: Path) -> None:
         ("{{ nothing.there }}", "UndefinedError: 'nothing' is undefined"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError: access to attribute '__class__'"),
-        (
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "more than 2,000,000",
-        ),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 2,000,000"),
         ("{{ 'a' * 2000000 }}", "writes 2,000,000 characters, expected at most 1,000,000"),
         ("{{ messages[0]['content'] * 0 }}", "leaves out the user's message"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +19,6 @@ from farspan.hf import attend as maths
 from farspan.hf.probe import See
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, load, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.record import Row, read_rows
@@ -29,7 +28,7 @@ from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 import tiny
-from tiny import CONFIGS, DIFFLLAMA, tiny_model
+from tiny import CONFIGS, DIFFLLAMA, PlannedAndFed, saved, tiny_model
 from toys import attention_of
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi3", "smollm3", "cohere"]
@@ -197,12 +196,7 @@ def test_models_that_chunks_mislead_are_watched_in_plain_forwards(
 def test_shares_of_weights_made_by_hand() -> None:
     weights = torch.tensor([[[0.4, 0.0, 0.1, 0.0, 0.3, 0.05, 0.05, 0.1]]], dtype=torch.float64)
     found = shares(weights, 3, 8)
-    expected = {
-        "distance": [0.1, 0.15, 0.5, 1.0],
-        "bins": [0.2, 0.4, 0.4],
-        "rank": [0.4, 0.7, 0.9, 1.0],
-        "pareto": 0.7,
-    }
+    expected = {"distance": [0.1, 0.15, 0.5, 1.0], "bins": [0.2, 0.4, 0.4], "rank": [0.4, 0.7, 0.9, 1.0], "pareto": 0.7}
     for pick, values in expected.items():
         assert found[pick][0, 0].tolist() == pytest.approx(values)
     assert powers(8) == [1, 2, 4, 8]
@@ -316,15 +310,12 @@ def test_only_the_layers_and_queries_asked_for_are_shown(lm: LM, tmp_path: Path)
     assert rows[0].scores["all"]["rank"] == every[0].scores["all"]["rank"][1:]
 
 
-def test_weights_that_are_no_numbers_are_rows_that_name_the_layer(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    model, text = tiny_model(), some_text()
+def test_weights_that_are_no_numbers_are_rows_that_name_the_layer(lm: LM, tmp_path: Path) -> None:
+    text = some_text()
     text.tokens[:75] = 2  # in one document only
     text.tokens[75:][text.tokens[75:] == 2] = 3
-    with torch.no_grad():
-        model.model.embed_tokens.weight[2] = torch.nan
-    rows = looked_at(tmp_path, wrap(model, tokenizer, "broken"), attention_of(text, BIN, 0), repeats=4)
+    lm.model.model.embed_tokens.weight.data[2] = torch.nan
+    rows = looked_at(tmp_path, lm, attention_of(text, BIN, 0), repeats=4)
     broken = [row for row in rows if row.status == "nan"]
     assert {row.reason for row in broken if row.length == 100} == {
         "at 100 tokens layer 0 has attention weights that are not numbers"
@@ -356,13 +347,9 @@ def test_the_last_position_is_used_and_what_is_beyond_is_a_row(
     assert {(row.length, row.status) for row in rows} == {(32, "ok"), (64, "ok"), (65, "too_long")}
 
 
-def test_the_tokens_of_a_plan_are_those_that_are_fed(lm: LM, tmp_path: Path, fed: list[int]) -> None:
+def test_the_tokens_of_a_plan_are_those_that_are_fed(lm: LM, planned_and_fed: PlannedAndFed) -> None:
     task = attention_of(some_text(), BIN, SINKS)
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=2, batch=2, calibrate=False)
-    looked_at(tmp_path / "warm", lm, task)  # the self-check
-    fed.clear()
-    looked_at(tmp_path / "run", lm, task)
-    assert cost.tokens == sum(fed) == 200
+    assert planned_and_fed(task, lm, lengths=LENGTHS, repeats=2, batch=2) == (200, 200)
 
 
 @pytest.mark.parametrize(
@@ -413,8 +400,7 @@ def test_lengths_without_a_key_beside_the_sinks_are_refused(lm: LM) -> None:
 def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, model in (("before", tiny_model()), ("after", tiny_model(rms_norm_eps=0.5, max_position_embeddings=64))):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        saved(folder / name, tokenizer, model)
     return folder
 
 
@@ -426,8 +412,7 @@ def attention(*arguments: object) -> Any:
 
 @pytest.mark.usefixtures("text_file", "drawn")
 def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
-    result = attention(models / "before", models / "after", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(attention(models / "before", models / "after", "--json"))
     assert len(result.stdout.splitlines()) == 1
     summary = last_line(result)
     before, after = summary["attention"]
@@ -485,9 +470,8 @@ def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
 
 @pytest.mark.usefixtures("text_file")
 def test_failed_rows_end_the_command_with_an_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    tiny_model("gpt2", n_positions=32).save_pretrained(tmp_path / "short")
-    tokenizer.save_pretrained(tmp_path / "short")
-    result = attention(tmp_path / "short", "--json")
+    short = saved(tmp_path / "short", tokenizer, tiny_model("gpt2", n_positions=32))
+    result = attention(short, "--json")
     assert result.exit_code == 1
     summary = last_line(result)
     assert summary["failed_rows"] == 2

@@ -12,7 +12,7 @@ from farspan.methods import method
 from farspan.methods.knorm import Knorm
 
 import naive
-from tiny import COMMON, CONFIGS, DIFFLLAMA, nats_of, open_lm, refused, same, some_ids, tiny_config, tiny_model
+from tiny import COMMON, CONFIGS, DIFFLLAMA, nats_of, open_lm, refused, same, saved, some_ids, tiny_config, tiny_model
 
 FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
 READ, TIME = 50, 60
@@ -111,8 +111,7 @@ def test_a_layer_that_attends_twice_votes_once(tokenizer: Any, monkeypatch: pyte
 
 
 def test_a_plan_without_weights_refuses_a_latent_too(tokenizer: Any, tmp_path: Path) -> None:
-    tiny_config("deepseek_v3").save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, tiny_config("deepseek_v3"))
     lm = load(tmp_path, weights=False)
     with refused("its cache holds a compressed latent instead of keys"), method("knorm:capacity=20").on(lm):
         pass

@@ -281,8 +281,7 @@ def test_a_model_is_measured_after_a_trainer_as_its_weights_in_a_new_model_are(
 
 def test_a_model_that_diverged_is_recorded_and_trained_on(trainer: Start, curves: Any, tmp_path: Path) -> None:
     model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
+    model.model.norm.weight.data.fill_(torch.nan)
     training = trainer(curves(), model=model)
     training.train()
     assert training.state.global_step == 5
@@ -390,11 +389,7 @@ def test_a_training_begun_anew_has_a_folder_of_its_own(
             resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2") if resume else None
         )
         folders.append((callback.folder.name, {row.model for row in read_rows(callback.folder)}))
-    assert folders == [
-        ("farspan-2", {"step-2"}),
-        ("farspan-2", {"step-2", "step-4"}),
-        ("farspan-3", {"step-2"}),
-    ]
+    assert folders == [("farspan-2", {"step-2"}), ("farspan-2", {"step-2", "step-4"}), ("farspan-3", {"step-2"})]
 
 
 def test_a_training_resumed_before_its_first_measurement_keeps_its_folder(

@@ -16,7 +16,7 @@ from farspan.cepe.saving import is_added
 from farspan.loading import own_module
 
 from cepe_models import added_parameters, authors_settings, some_ids, tiny_cepe, tiny_encoder, train_a_little
-from tiny import tiny_model
+from tiny import saved, tiny_model
 
 OLD = {
     "num_beams": 1,
@@ -202,8 +202,7 @@ def test_an_adapter_takes_the_place_of_a_whole_model(tmp_path: Path) -> None:
 
 def test_a_folder_loads_as_any_model_does(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     model = tiny_cepe()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, model)
     lm = farspan.load(tmp_path, device="cpu")
     assert isinstance(lm.model, cepe.CepeModel)
     assert not lm.model.training
@@ -246,8 +245,7 @@ def renumbered(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 def test_tokenizers_that_disagree_are_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     saved_base(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    tiny_encoder().save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
+    saved(tmp_path / "encoder", tokenizer, tiny_encoder())
     cepe.from_base(tmp_path / "base", tmp_path / "encoder")
     renumbered(tokenizer).save_pretrained(tmp_path / "encoder")
     with pytest.raises(ValueError, match=r"different tokenizers: token '[ab]' has id"):

@@ -32,7 +32,7 @@ from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
 from farspan.train.config import parsed, read_config, recipe_of, settings_of, shipped_configs
 
-from tiny import tiny_model
+from tiny import saved, tiny_model
 
 HEAVY = {"torch", "transformers", "numpy", "scipy", "matplotlib"}
 pytestmark = pytest.mark.usefixtures("text_file")
@@ -43,8 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     """A folder with a tiny Llama, and a tiny GPT-2 of 64 positions."""
     folder = tmp_path_factory.mktemp("models")
     for name, model in (("llama", tiny_model()), ("gpt2", tiny_model("gpt2", n_positions=64))):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        saved(folder / name, tokenizer, model)
     return folder
 
 
@@ -59,6 +58,12 @@ def curve(model: Path | str, *options: object) -> Result:
     """A small curve into run/, whose options later ones override."""
     small = ("--text", "text.txt", "--lengths", "4,8,16", "--repeats", 2, "--device", "cpu", "--out", "run")
     return farspan("curve", model, *small, *options)
+
+
+def done(result: Result) -> Result:
+    """What a command that ended well returns."""
+    assert result.exit_code == 0, result.output
+    return result
 
 
 def refused(result: Result) -> str:
@@ -140,8 +145,7 @@ def test_the_help_of_a_training_names_its_keys() -> None:
 
 
 def test_a_curve_is_measured_and_drawn(models: Path, drawn: None) -> None:
-    result = curve(models / "llama")
-    assert result.exit_code == 0, result.output
+    result = done(curve(models / "llama"))
     rows = read_rows("run")
     assert sorted((row.length, row.repeat) for row in rows) == [(n, i) for n in (4, 8, 16) for i in (0, 1)]
     assert {row.status for row in rows} == {"ok"}
@@ -177,7 +181,7 @@ def test_repeating_a_stopped_curve_measures_what_is_missing(models: Path) -> Non
 def test_without_out_the_same_command_finds_its_own_run_again(models: Path) -> None:
     command = ("curve", models / "llama", "--text", "text.txt", "--lengths", "4,8", "--repeats", 2, "--device", "cpu")
     for _ in range(2):
-        assert farspan(*command).exit_code == 0
+        done(farspan(*command))
     (folder,) = Path("runs").iterdir()
     assert len(read_rows(folder)) == 4
     assert len(read_header(folder)["sessions"]) == 2
@@ -193,8 +197,7 @@ def test_json_is_one_line_printed_last_and_alone_on_stdout(models: Path) -> None
 
 
 def test_a_plan_measures_nothing(models: Path) -> None:
-    result = curve(models / "llama", "--plan")
-    assert result.exit_code == 0, result.output
+    result = done(curve(models / "llama", "--plan"))
     assert "nothing is measured yet" in result.stdout
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt"]
 
@@ -290,16 +293,14 @@ def test_a_plan_needs_config_and_tokenizer_only(
 
 
 def test_lengths_are_chosen_by_themselves(models: Path) -> None:
-    result = curve(models / "llama", "--lengths", "auto", "--trained-length", 64, "--text", "random", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(curve(models / "llama", "--lengths", "auto", "--trained-length", 64, "--text", "random", "--json"))
     (found,) = last_line(result)["curves"]
     assert found["lengths"] == [63]  # half of twice the trained length, less a separator; none shorter can be judged
     assert read_header("run")["settings"]["lengths"] == "auto"
 
 
 def test_depths_make_a_map(models: Path, drawn: None) -> None:
-    result = curve(models / "llama", "--depths", 3, "--lengths", "16,32", *PROBE, "--json")
-    assert result.exit_code == 0, result.output
+    result = done(curve(models / "llama", "--depths", 3, "--lengths", "16,32", *PROBE, "--json"))
     rows = read_rows("run")
     assert {(row.length, row.depth) for row in rows} == {(n, d) for n in (16, 32) for d in (0.0, 0.5, 1.0)}
     assert {row.settings["protocol"] for row in rows} == {"probe"}
@@ -314,8 +315,7 @@ def test_depths_make_a_map(models: Path, drawn: None) -> None:
 
 def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
     small = ("--text", "text.txt", "--repeats", 2, "--points", 3, "--device", "cpu", "--out", "run")
-    result = farspan("recall", models / "llama", *small, "--trained-length", 64)
-    assert result.exit_code == 0, result.output
+    result = done(farspan("recall", models / "llama", *small, "--trained-length", 64))
     rows = read_rows("run")
     assert {row.depth for row in rows} == {0.0, 0.5, 1.0}
     (length,) = {row.length for row in rows}
@@ -330,16 +330,14 @@ def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
 )
 def test_short_texts_have_depths_too(command: tuple[object, ...], models: Path) -> None:
     name, *options = command
-    result = farspan(name, models / "llama", *options, "--text", "text.txt", "--repeats", 2, "--out", "run")
-    assert result.exit_code == 0, result.output
+    done(farspan(name, models / "llama", *options, "--text", "text.txt", "--repeats", 2, "--out", "run"))
     assert {(row.depth, row.scores["scored"]) for row in read_rows("run")} == {(0.0, 4), (0.5, 4), (1.0, 4)}
 
 
 def test_texts_are_tested_against_each_other(models: Path) -> None:
     Path("other.txt").write_text("pack my box with five dozen liquor jugs " * 60)
     both = ("--prefix-text", "text.txt", "--prefix-text", "other.txt", "--repeats", 4, "--test", "--json")
-    result = curve(models / "llama", *both)
-    assert result.exit_code == 0, result.output
+    result = done(curve(models / "llama", *both))
     (test,) = last_line(result)["tests"]
     assert [at["pairs"] for at in test["lengths"]] == [4, 4, 4]
     assert "irrelevant text" in result.stderr
@@ -347,8 +345,7 @@ def test_texts_are_tested_against_each_other(models: Path) -> None:
 
 def test_runs_become_a_page(models: Path) -> None:
     curve(models / "llama")
-    result = farspan("report", "run", "--out", "page", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("report", "run", "--out", "page", "--json"))
     assert {Path(path).name for path in last_line(result)["written"]} == {
         "report.html",
         "report.md",
@@ -381,10 +378,6 @@ def test_a_protocol_may_be_auto(models: Path, drawn: None) -> None:
     assert "'auto'" in refused(curve(models / "llama", "--protocol", "mine"))
 
 
-def test_a_page_of_no_run_is_refused() -> None:
-    assert "holds no run" in refused(farspan("report", "nothing"))
-
-
 def test_lengths_beyond_learned_positions_fail_by_themselves(models: Path, drawn: None) -> None:
     result = curve(models / "gpt2", "--lengths", "8,16,40", "--json")
     assert result.exit_code == 1, result.output
@@ -406,33 +399,27 @@ def test_a_curve_of_failures_only_still_ends_with_words_and_json(models: Path) -
 
 
 @pytest.mark.parametrize(
-    ("lengths", "said"),
+    ("option", "value", "said"),
     [
-        ("8,4", "lengths [8, 4] must ascend, each once: write 4,8"),
-        ("4,4", "lengths [4, 4] must ascend, each once: write 4"),
-        ("0,4", "lengths [0, 4] must be positive numbers of tokens"),
-        ("-4,8", "lengths [-4, 8] must be positive numbers of tokens"),
-        ("many", "lengths: got 'many', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
-        ("4,", "lengths: got '4,', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
-        ("", "lengths: got '', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
-        ("1:2:3", "lengths: got '1:2:3', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
-        ("8:" + 23 * "9", "expected at most 1,000,000,000,000 tokens"),
-        (23 * "9", "expected at most 1,000,000,000,000 tokens"),
-        ("8:4", "lengths: got 8:4, expected A:B with 0 < A <= B (--lengths)"),
-        ("0:4", "lengths: got 0:4, expected A:B with 0 < A <= B (--lengths)"),
+        ("--lengths", "8,4", "lengths [8, 4] must ascend, each once: write 4,8"),
+        ("--lengths", "4,4", "lengths [4, 4] must ascend, each once: write 4"),
+        ("--lengths", "0,4", "lengths [0, 4] must be positive numbers of tokens"),
+        ("--lengths", "-4,8", "lengths [-4, 8] must be positive numbers of tokens"),
+        *(
+            ("--lengths", value, f"lengths: got {value!r}, expected numbers like 512,1024,2048, a range like "
+             "512:16384, or auto")
+            for value in ("many", "4,", "", "1:2:3")
+        ),
+        ("--lengths", "8:" + 23 * "9", "expected at most 1,000,000,000,000 tokens"),
+        ("--lengths", 23 * "9", "expected at most 1,000,000,000,000 tokens"),
+        ("--lengths", "8:4", "lengths: got 8:4, expected A:B with 0 < A <= B (--lengths)"),
+        ("--lengths", "0:4", "lengths: got 0:4, expected A:B with 0 < A <= B (--lengths)"),
+        ("--repeats", "0", "repeats: got 0, expected a whole number, at least 1"),
+        ("--method", "nope", "method 'nope' is unknown; known are full"),
     ],
-)
-def test_bad_lengths_are_refused(lengths: str, said: str) -> None:
-    assert said in refused(curve("no-model", "--lengths", lengths))
-    assert not Path("run").exists()
-
-
-def test_no_repeats_are_refused() -> None:
-    assert "repeats: got 0, expected a whole number, at least 1" in refused(curve("no-model", "--repeats", 0))
-
-
-def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    assert "method 'nope' is unknown; known are full" in refused(curve("no-model", "--method", "nope"))
+)  # fmt: skip
+def test_a_wrong_value_is_refused_before_the_model_is_looked_for(option: str, value: str, said: str) -> None:
+    assert said in refused(curve("no-model", option, value))
     assert not Path("run").exists()
 
 
@@ -445,7 +432,10 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
         (("compare", "demo", "--task", "perplexity", "--task", "curv"), "did you mean 'curve'"),
         (("perplexity", "./nowhere"), "neither a folder nor a hub id"),
         (("doctor", "demo", "--method", "sinkz:window=9"), "did you mean 'sinks'"),
-        (("curve", "demo", "--text", "books/missing.txt"), "text 'books/missing.txt' is neither a file, a folder"),
+        (
+            ("curve", "demo", "--text", "books/missing.txt"),
+            "text 'books/missing.txt' is neither a file, a folder, a hub dataset (org/name) nor a built-in text",
+        ),
         (("recall", "demo", "--target-text", "shuffled:./missing"), "text './missing' is neither a file, a folder"),
         (("ask", "~/nowhere/model", "Who?"), "neither a folder nor a hub id"),
     ],
@@ -495,19 +485,16 @@ def test_a_quiet_command_prints_results_and_no_progress(models: Path) -> None:
     assert "nats/token" in quiet.stdout
 
 
-def test_an_unknown_text_is_refused_with_what_a_text_can_be(models: Path) -> None:
-    said = refused(curve(models / "llama", "--text", "missing.txt"))
-    assert "text 'missing.txt' is neither a file, a folder, a hub dataset (org/name) nor a built-in text" in said
-
-
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("--trained-length", 0), ("--seed", -1), ("--points", 0), ("--scored", 0)],
+    ("option", "value"), [("--trained-length", 0), ("--seed", -1), ("--points", 0), ("--scored", 0), ("--chunk", -7)]
 )
-def test_a_number_out_of_range_is_refused_with_the_range(option: str, value: object) -> None:
-    said = refused(curve("no-model", option, value))
-    assert f"Invalid value for '{option}'" in said
+def test_a_number_out_of_range_is_refused_with_the_value_and_the_range(option: str, value: int) -> None:
+    result = curve("no-model", option, value)
+    assert result.stderr.count("\n") == 1
+    said = refused(result)
+    assert said.startswith(f"error: Invalid value for '{option}'")
     assert "or equal" in said
+    assert f"(got '{value}')" in said
 
 
 def test_numbers_of_tokens_beyond_any_text_are_refused(models: Path) -> None:
@@ -597,14 +584,6 @@ def test_commands_that_need_weights_offer_no_server(command: list[str]) -> None:
     assert "'http://127.0.0.1:1' is a server, and this command needs weights" in result.stderr
 
 
-def test_a_wrong_value_of_an_option_is_refused_in_one_line_with_the_value() -> None:
-    result = farspan("curve", "m", "--chunk", "-7")
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: Invalid value for '--chunk'")
-    assert "-7" in result.stderr
-
-
 def test_without_a_command_the_help_is_shown() -> None:
     for arguments in ([], ["train"]):
         result = farspan(*arguments)
@@ -622,10 +601,7 @@ def test_a_long_name_is_cut_where_it_is_refused() -> None:
     ("options", "said"),
     [
         (("--prefix-text", ""), "a text has no name: got ''"),
-        (
-            ("--attention", "flash_attention_3"),
-            "'flash_attention_3' cannot be used here.* leave --attention out",
-        ),
+        (("--attention", "flash_attention_3"), "'flash_attention_3' cannot be used here.* leave --attention out"),
         (
             ("--lengths", "100000"),
             r"text 'text\.txt' has .* give a text of at least .* tokens, a smaller longest length \(at most",
@@ -643,6 +619,7 @@ def test_what_a_curve_cannot_use_is_refused(models: Path, options: tuple[str, ..
     [
         (("curve", "~nouser/x"), "'~nouser/x' is not a path"),
         (("curve", "./nowhere"), "model './nowhere' is neither a folder nor a hub id such as org/name"),
+        (("report", "nothing"), "holds no run"),
         (("task", "qa:data=", "no-model"), "setting 'data' of task 'qa' is empty"),
         (("import", "missing.json", "--out", "run"), "missing.json does not exist"),
     ],
@@ -791,10 +768,6 @@ def test_a_run_of_another_model_of_that_name_is_refused(models: Path) -> None:
     assert "architecture was 'LlamaForCausalLM', now 'GPT2LMHeadModel'" in refused(curve("model"))
 
 
-def test_an_unknown_option_is_refused() -> None:
-    assert farspan("curve", "no-model", "--lenghts", "4").exit_code == 2
-
-
 # results of others
 
 
@@ -807,8 +780,7 @@ def published(path: str) -> str:
 
 
 def test_published_results_become_a_run(drawn: None) -> None:
-    result = farspan("import", published("theirs.json"), "--out", "run", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("import", published("theirs.json"), "--out", "run", "--json"))
     rows = read_rows("run")
     assert len(rows) == 12
     assert {row.model for row in rows} == {"theirs"}

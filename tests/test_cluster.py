@@ -113,12 +113,6 @@ class FakeRay:
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> str:
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog and back again, over. " * 60)
-    return str(tmp_path / "text.txt")
-
-
-@pytest.fixture
 def one(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
     """Measure one small run, in this process or on a fake cluster."""
     # what the workers change of their process

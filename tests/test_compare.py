@@ -34,7 +34,6 @@ from farspan.terminal import Terminal
 
 from tiny import configure, tiny_model
 
-TEXT = "the quick brown fox jumps over the lazy dog and back again, over and over. " * 40
 METHODS = ["full", "sinks:window=12,sinks=2", "topk:k=4"]
 LENGTHS = (16, 32)
 TASKS = ("perplexity:target_tokens=8", "curve")
@@ -50,12 +49,6 @@ class ShortCost(BoundCost):
 @pytest.fixture(autouse=True)
 def _short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farspan.measuring.setups.BoundCost", ShortCost)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    (tmp_path / "text.txt").write_text(TEXT)
-    return str(tmp_path / "text.txt")
 
 
 def settings(text: str, **changes: Any) -> dict[str, Any]:
@@ -162,11 +155,7 @@ NATS = {"score": "nats", "name": "perplexity", "higher_is_better": False, "exp":
 ENTRY = {"task": "perplexity", "unit": "tokens", "quality": NATS, "details": []}
 HEADER = {
     "models": {"m": {"tasks": {"perplexity": SETTINGS}}},
-    "settings": {
-        "compared": True,
-        "methods": ["full", "better", "worse", "same"],
-        "tasks": {"perplexity": ENTRY},
-    },
+    "settings": {"compared": True, "methods": ["full", "better", "worse", "same"], "tasks": {"perplexity": ENTRY}},
 }
 
 
@@ -642,12 +631,12 @@ def test_wrong_input_is_one_line(arguments: list[str], said: str, folder: Path) 
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_default_lengths_leave_the_targets_context(lm: LM, tmp_path: Path) -> None:
+def test_default_lengths_leave_the_targets_context(lm: LM, text: str, tmp_path: Path) -> None:
     assert task("perplexity").lengths([512]) == (512, 1024)
     assert task("perplexity:target_tokens=100").lengths([512, 4096]) == (256, 512, 1024, 2048, 4096, 8192)
     assert task("perplexity:targets=all").lengths([64]) == (16, 32, 64, 128)
-    (tmp_path / "text.txt").write_text(4 * TEXT)
-    what = settings(str(tmp_path / "text.txt"), lengths=None, repeats=2)
+    Path(text).write_text(3 * Path(text).read_text())
+    what = settings(text, lengths=None, repeats=2)
     rows = compare([lm], ["full"], tmp_path, what, ("perplexity",))
     assert {row.status for row in rows} == {"ok"}
 

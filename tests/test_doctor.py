@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from torch import Tensor
 
 from farspan import doctor
@@ -23,7 +23,7 @@ from farspan.methods.rope import Rope
 from farspan.methods.sinks import Sinks
 from farspan.reader import Memory, Reader, Scores, dense_reader
 
-from tiny import EXAMPLES, tiny_model
+from tiny import EXAMPLES, saved, tiny_model
 
 TEXT = "the quick brown fox jumps over the lazy dog, and 31 foxes 41 dogs; " * 20
 
@@ -358,16 +358,14 @@ def test_the_watch_is_told_of_each_check(lm: LM) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name in ("llama", "gpt2"):
-        tiny_model(name).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        saved(folder / name, tokenizer, tiny_model(name))
     (folder / "text.txt").write_text(TEXT)
     return folder
 
 
 def test_the_command_prints_a_table_and_one_line_of_json(folder: Path) -> None:
     options = ("--method", "topk:k=9", "--text", folder / "text.txt", "--device", "cpu")
-    result = farspan("doctor", folder / "llama", *options, "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("doctor", folder / "llama", *options, "--json"))
     told = last_line(result)
     assert (told["method"], told["failed"]) == ("topk:k=9", 0)
     assert [check["name"] for check in told["checks"]] == list(doctor.ORDER)

@@ -21,7 +21,7 @@ import farspan
 from farspan import reader
 from farspan.cli.messages import one_line_errors
 from farspan.files import cache_folder
-from farspan.lm import trained_length_of
+from farspan.lm import LM, trained_length_of
 from farspan.loading import gguf
 from farspan.text import checksums
 
@@ -185,6 +185,10 @@ def test_the_divisors_of_llama_3_scale_its_rope(tmp_path: Path) -> None:
     lm = farspan.load(tmp_path / "three.gguf")
     assert lm.model.config.rope_parameters == LLAMA3
     assert lm.identity["gguf"]["rope_parameters"] == LLAMA3
+    assert_same_logits(lm, model)
+
+
+def assert_same_logits(lm: LM, model: Any) -> None:
     ids = torch.arange(3, 203)[None]
     torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
 
@@ -196,8 +200,7 @@ def test_a_scaled_rope_stays_scaled(rope: dict[str, Any], tmp_path: Path) -> Non
     write_gguf(tmp_path / "scaled.gguf", model, tiny_tokenizer(), more=more)
     lm = farspan.load(tmp_path / "scaled.gguf")
     assert lm.model.config.rope_parameters == rope
-    ids = torch.arange(3, 203)[None]
-    torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
+    assert_same_logits(lm, model)
 
 
 def scaling(kind: str, factor: float, original: int | None = None, **others: float) -> Callable[[Any], None]:
@@ -229,8 +232,7 @@ def test_of_gemma_3_only_the_layers_with_full_attention_are_scaled(
     write_gguf(tmp_path / "gemma.gguf", model, tiny_tokenizer(), architecture="gemma3", more=more)
     lm = farspan.load(tmp_path / "gemma.gguf")
     assert lm.model.config.rope_parameters == rope
-    ids = torch.arange(3, 203)[None]
-    torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
+    assert_same_logits(lm, model)
 
 
 def theta(writer: Any) -> None:
@@ -271,30 +273,7 @@ def test_values_that_transformers_drops_are_those_of_the_file(
     monkeypatch.setitem(CONFIGS, "starcoder2", ("Starcoder2", COMMON))
     model = tiny_model(architecture, **{"vocab_size": 320, "tie_word_embeddings": False} | changes)
     write_gguf(tmp_path / "tiny.gguf", model, tiny_tokenizer(), more=more)
-    ids = torch.arange(3, 203)[None]
-    torch.testing.assert_close(farspan.load(tmp_path / "tiny.gguf").model(ids).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "more", "got"),
-    [
-        ("llama", window, r"attention\.sliding_window is 20, which the LlamaForCausalLM"),
-        ("qwen2", window, r"attention\.sliding_window is 20, which the Qwen2ForCausalLM"),
-        (
-            "llama",
-            lambda writer: writer.add_rope_freq_base_swa(5e3),
-            r"rope\.freq_base_swa is 5000\.0, which the Llama",
-        ),
-        ("qwen2", lambda writer: writer.add_rope_dimension_count(4), r"rope\.dimension_count is 4, which the Qwen2"),
-    ],
-)
-def test_values_that_a_model_does_not_use_are_refused(
-    architecture: str, more: Callable[[Any], None], got: str, tiny: Any
-) -> None:
-    path, _ = tiny(architecture=architecture, more=more)
-    with pytest.raises(ValueError, match=rf"its field {got}.* makes of it does not use\. Load its safetensors"):
-        farspan.load(path)
-    assert not list((cache_folder() / "models").glob("*"))
+    assert_same_logits(farspan.load(tmp_path / "tiny.gguf"), model)
 
 
 def test_the_tokens_that_end_a_turn_stop_an_answer(tiny: Any) -> None:
@@ -315,18 +294,49 @@ def other_divisors(writer: Any) -> None:
     writer.add_tensor("rope_freqs.weight", np.array([1.0, 2.0, 3.0, 9.0], np.float32))
 
 
+UNUSED = r"its field {}ForCausalLM.* makes of it does not use\. Load its safetensors"
+SCALING = "the scaling of its RoPE is not known: got {}, expected linear, yarn or"
+
+
 @pytest.mark.parametrize(
-    ("more", "got"),
+    ("architecture", "more", "said"),
     [
-        (factors, "the tensor rope_factors_long.weight"),
-        (other_divisors, "4 divisors of at most 9 in the tensor rope_freqs"),
-        (scaling("longrope", 4.0), "the type 'longrope'"),
-        (scaling("yarn", 4.0, yarn_attn_factor=1.5), "the field rope.scaling.yarn_attn_factor = 1.5"),
+        ("llama", window, UNUSED.format(r"attention\.sliding_window is 20, which the Llama")),
+        ("qwen2", window, UNUSED.format(r"attention\.sliding_window is 20, which the Qwen2")),
+        (
+            "llama", lambda writer: writer.add_rope_freq_base_swa(5e3),
+            UNUSED.format(r"rope\.freq_base_swa is 5000\.0, which the Llama"),
+        ),
+        (
+            "qwen2", lambda writer: writer.add_rope_dimension_count(4),
+            UNUSED.format(r"rope\.dimension_count is 4, which the Qwen2"),
+        ),
+        ("llama", factors, SCALING.format("the tensor rope_factors_long.weight")),
+        ("llama", other_divisors, SCALING.format("4 divisors of at most 9 in the tensor rope_freqs")),
+        ("llama", scaling("longrope", 4.0), SCALING.format("the type 'longrope'")),
+        (
+            "llama", scaling("yarn", 4.0, yarn_attn_factor=1.5),
+            SCALING.format("the field rope.scaling.yarn_attn_factor = 1.5"),
+        ),
+        (
+            "llama", lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32)),
+            r"it holds 39,104 weights, but the model that transformers .* has 39,072\.",
+        ),
+        (
+            "llama", lambda writer: writer.add_uint16("split.count", 2),
+            "it is one of 2 parts of a model: join them first",
+        ),
+        (
+            "llama", lambda writer: writer.add_tokenizer_pre("bloom"),
+            "its tokenizer splits text as 'bloom', which transformers .* does not know",
+        ),
     ],
-)
-def test_another_scaling_of_rope_is_refused(more: Callable[[Any], None], got: str, tiny: Any) -> None:
-    path, _ = tiny(more=more)
-    with pytest.raises(ValueError, match=rf"the scaling of its RoPE is not known: got {got}, expected linear, yarn or"):
+)  # fmt: skip
+def test_a_file_whose_model_would_be_another_is_refused_and_not_kept(
+    architecture: str, more: Callable[[Any], None], said: str, tiny: Any
+) -> None:
+    path, _ = tiny(architecture=architecture, more=more)
+    with pytest.raises(ValueError, match=said):
         farspan.load(path)
     assert not list((cache_folder() / "models").glob("*"))
 
@@ -358,19 +368,6 @@ def test_a_file_that_lacks_weights_is_refused(tiny: Any, monkeypatch: pytest.Mon
     assert not list((cache_folder() / "models").glob("*"))
 
 
-def test_a_file_with_weights_that_transformers_drops_is_refused(tiny: Any) -> None:
-    path, _ = tiny(more=lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32)))
-    with pytest.raises(ValueError, match=r"it holds 39,104 weights, but the model that transformers .* has 39,072\."):
-        farspan.load(path)
-    assert not list((cache_folder() / "models").glob("*"))
-
-
-def test_a_part_of_a_model_is_refused(tiny: Any) -> None:
-    path, _ = tiny(more=lambda writer: writer.add_uint16("split.count", 2))
-    with pytest.raises(ValueError, match="it is one of 2 parts of a model: join them first"):
-        farspan.load(path)
-
-
 @pytest.mark.parametrize(("name", "spaces"), [("gpt-2", [1, 1]), ("smollm", [2])])
 def test_text_is_split_as_the_file_says(name: str, spaces: list[int], tiny: Any) -> None:
     path, _ = tiny(more=lambda writer: writer.add_tokenizer_pre(name))
@@ -388,13 +385,6 @@ def test_a_file_without_a_tokenizer_is_refused_before_it_is_dequantised(
     with pytest.raises(ValueError, match=r"tiny\.gguf.*it holds no tokenizer: .* load its safetensors weights instead"):
         farspan.load(path)
     assert "dequantising" not in capfd.readouterr().err
-    assert not list((cache_folder() / "models").glob("*"))
-
-
-def test_a_way_to_split_text_that_is_not_known_is_refused(tiny: Any) -> None:
-    path, _ = tiny(more=lambda writer: writer.add_tokenizer_pre("bloom"))
-    with pytest.raises(ValueError, match=r"its tokenizer splits text as 'bloom', which transformers .* does not know"):
-        farspan.load(path)
     assert not list((cache_folder() / "models").glob("*"))
 
 
@@ -437,17 +427,13 @@ def test_a_damaged_cache_is_made_again(tiny: Any) -> None:
         assert farspan.load(path).identity == before
 
 
-def test_a_file_is_named_with_its_folder(tiny: Any) -> None:
+def test_a_file_is_named_with_its_folder_and_found_in_a_subfolder(tiny: Any) -> None:
     path, _ = tiny()
-    lm = farspan.load(path.parent, gguf=path.name)
-    assert lm.name == f"{path.parent}/{path.name}"
-    assert lm.identity["fingerprint"] == farspan.load(path).identity["fingerprint"]
-
-
-def test_a_file_is_found_in_a_subfolder(tiny: Any) -> None:
-    path, _ = tiny()
-    lm = farspan.load(path.parent.parent, subfolder=path.parent.name, gguf=path.name)
-    assert lm.identity["fingerprint"] == farspan.load(path).identity["fingerprint"]
+    named = farspan.load(path.parent, gguf=path.name)
+    inside = farspan.load(path.parent.parent, subfolder=path.parent.name, gguf=path.name)
+    assert named.name == f"{path.parent}/{path.name}"
+    found = {lm.identity["fingerprint"] for lm in (named, inside, farspan.load(path))}
+    assert len(found) == 1
 
 
 def test_a_file_of_the_hub_is_found_by_its_name_and_revision(tiny: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -26,6 +27,7 @@ from farspan.text import hub, tables
 
 import tiny
 from cepe_models import tiny_cepe
+from naive import nats_after
 from tiny import tiny_model, write_lines
 
 LENGTHS = (1, 2, 5)
@@ -63,11 +65,8 @@ def text_of(tokenizer: Any, ids: np.ndarray) -> str:
     return tokenizer.decode(ids.tolist())
 
 
-def naive_nats(lm: LM, before: list[int], option: list[int]) -> float:
-    fed = torch.tensor([before + option])
-    with torch.no_grad():
-        log_p = lm.model(input_ids=fed, use_cache=False).logits[0].double().log_softmax(-1)
-    return -float(sum(log_p[len(before) - 1 + i, token] for i, token in enumerate(option)))
+def naive_nats(lm: LM, before: Sequence[int], option: list[int]) -> float:
+    return float(nats_after(lm.model, before, option)[0].sum())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral", "mamba2"])
@@ -86,7 +85,7 @@ def test_every_option_is_expected_as_in_a_plain_forward_of_the_whole_prompt(
         assert row.num_seen == row.scores["context"] == len(prompt)
         for index, option in enumerate(options):
             assert row.scores["nats"][index] == pytest.approx(naive_nats(lm, prompt, option), abs=3e-5)
-            assert row.scores["prior"][index] == pytest.approx(naive_nats(lm, list(lm.separator.ids), option), abs=3e-5)
+            assert row.scores["prior"][index] == pytest.approx(naive_nats(lm, lm.separator.ids, option), abs=3e-5)
 
 
 def test_the_prompt_is_the_papers_two_demonstrations_in_front(lm: LM) -> None:

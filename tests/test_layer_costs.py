@@ -13,7 +13,7 @@ from farspan import hf
 from farspan.cli import app
 from farspan.hf.parallel import check_divides
 
-from tiny import CONFIGS, EXPERTS, MLA, PLAIN, some_ids, tiny_config, tiny_model
+from tiny import CONFIGS, EXPERTS, MLA, PLAIN, saved, some_ids, tiny_config, tiny_model
 
 DENSE = {"first_k_dense_replace": 2}
 INDEXER = {"index_n_heads": 3, "index_head_dim": 8, "index_topk": 256}
@@ -92,8 +92,7 @@ def test_layers_of_several_shapes_each_have_their_own_cost() -> None:
 
 @pytest.mark.parametrize("options", [(), ("--plan",)], ids=["measured", "planned"])
 def test_gemma_4_is_measured_and_planned(options: tuple[str, ...], tokenizer: Any, tmp_path: Path) -> None:
-    tiny_model("gemma4").save_pretrained(tmp_path / "gemma4")
-    tokenizer.save_pretrained(tmp_path / "gemma4")
+    saved(tmp_path / "gemma4", tokenizer, tiny_model("gemma4"))
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 40)
     arguments = ["curve", str(tmp_path / "gemma4"), "--lengths", "16,32", "--text", str(text), "--repeats", "2"]

@@ -37,8 +37,7 @@ def test_the_authors_grid_is_that_of_their_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
-    [("5", (0, 0.25, 0.5, 0.75, 1)), ("2", (0, 1)), ("0,0.3", (0, 0.3)), ("0,1", (0, 1))],
+    ("written", "expected"), [("5", (0, 0.25, 0.5, 0.75, 1)), ("2", (0, 1)), ("0,0.3", (0, 0.3)), ("0,1", (0, 1))]
 )
 def test_depths_are_read_as_written(written: str, expected: tuple[float, ...]) -> None:
     assert parse_depths(written) == expected

@@ -23,7 +23,7 @@ from farspan.train.temperature import PARAMETER, save_scales, scale_queries
 from farspan.train.trained import plain
 
 from naive import by_pairs
-from tiny import nats_by, nats_of, open_lm, same, saved, some_ids, tiny_model
+from tiny import interrupted, nats_by, nats_of, open_lm, same, saved, some_ids, tiny_model
 
 SOME = [[0.0, 1.0, 2.5, -1.0], [0.5, 3.0, 1.5, 1.0]]  # of two layers of four heads
 ONES = [[1.0] * 4] * 2
@@ -218,10 +218,8 @@ def test_the_card_of_a_model_trained_with_plain_log_n_names_the_method(short: Ma
 
 def test_a_stopped_training_of_scales_ends_with_the_same(short: Make, counted: list[int], tmp_path: Path) -> None:
     train(short("whole", "model.temperature=learned"))
-    counted[:] = [0, 7]
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(counted, 7):
         train(short("stopped", "model.temperature=learned"))
-    counted[:] = [0, -1]
     train(short("stopped", "model.temperature=learned"))
     whole, stopped = (tmp_path / name / "log_n_scales.json" for name in ("whole", "stopped"))
     assert (counted[0], whole.read_text()) == (8, stopped.read_text())

@@ -10,19 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
-from farspan import hf
 from farspan.lm import LM, wrap
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.record import read_rows
 from farspan.tasks import task
 from farspan.tasks.longbench2 import BEGUN, LETTERS, ByLikelihood, load_items
 
 import tiny
-from tiny import tiny_model, write_lines
+from naive import nats_after
+from tiny import PlannedAndFed, saved, tiny_model, write_lines
 
 
 def question(i: int, **changes: Any) -> dict[str, Any]:
@@ -78,10 +76,7 @@ def test_likelihoods_equal_plain_forwards_of_the_whole_prompt(
         for letter in LETTERS:
             whole = tokenizer(f"{prompt} ({letter})", add_special_tokens=False)["input_ids"]
             assert whole[: len(begun)] == begun
-            with torch.no_grad():
-                logits = lm.model(input_ids=torch.tensor([[*lm.separator.ids, *whole]])).logits[0].double()
-            places = range(len(begun), len(whole))
-            nats.append(sum(float(-logits[place].log_softmax(-1)[whole[place]]) for place in places))
+            nats.append(float(nats_after(lm.model, [*lm.separator.ids, *begun], whole[len(begun) :])[0].sum()))
         assert row.status == "ok"
         assert row.scores["nats"] == pytest.approx(nats, abs=1e-4)
         assert row.scores["letter"] == LETTERS[int(np.argmin(nats))]
@@ -152,33 +147,16 @@ def test_a_text_that_is_too_long_is_recorded_or_loses_its_middle(lm: LM, tmp_pat
 
 @pytest.mark.parametrize("ask", ["likelihood", "generated,new_tokens=3"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    ask: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: str, lm: LM, tmp_path: Path, planned_and_fed: PlannedAndFed
 ) -> None:
     what = task(f"longbench2:ask={ask},data={written(tmp_path)},truncate=end").on(lm, "")
-    cost = plan(what, method("full"), lm, lengths=(380, 900), repeats=2)
-    fed, step, branch = 0, hf.Stream.step, hf.Stream.branch
-
-    def counting(original: Any) -> Any:
-        def counted(stream: Any, ids: torch.Tensor) -> torch.Tensor:
-            nonlocal fed
-            fed += ids.numel()
-            return original(stream, ids)
-
-        return counted
-
-    measured(tmp_path / "warm", lm, what, lengths=(380, 900), repeats=2)  # the self-checks
-    monkeypatch.setattr(hf.Stream, "step", counting(step))
-    monkeypatch.setattr(hf.Stream, "branch", counting(branch))
-    measured(tmp_path / "run", lm, what, lengths=(380, 900), repeats=2)
+    planned, fed = planned_and_fed(what, lm, lengths=(380, 900), repeats=2)
     # the last new token is never fed; a plan counts it
-    assert cost.tokens - fed == (4 if ask.startswith("generated") else 0)
+    assert planned - fed == (4 if ask.startswith("generated") else 0)
 
 
-def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3] = torch.inf
-    lm = wrap(model, tokenizer, "broken")
+def test_numbers_that_are_not_finite_are_rows_that_say_so(lm: LM, tmp_path: Path) -> None:
+    lm.model.model.layers[1].mlp.up_proj.weight.data[3] = torch.inf
     rows = measured(tmp_path / "run", lm, task(f"longbench2:data={written(tmp_path)}").on(lm, ""), repeats=2)
     assert {(row.status, row.reason) for row in rows} == {("nan", "4 of the 4 answers have no finite log-probability")}
 
@@ -216,8 +194,7 @@ def test_without_data_the_hubs_data_set_is_read_and_named_if_it_is_not_there(lm:
 @pytest.fixture
 def place(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny_model().save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer)
     written(tmp_path)
 
 
@@ -226,8 +203,7 @@ def test_the_command_measures_compares_and_plans() -> None:
     arguments = ("task", "longbench2:data=data.jsonl", "model", "--lengths", "900", "--repeats", 8, "--out", "run")
     (cost,) = last_line(farspan(*arguments, "--plan", "--json"))["plans"]
     assert cost["tokens"] > 8 * 400
-    result = farspan(*arguments, "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan(*arguments, "--json"))
     data = last_line(result)
     assert data["quality"] == "accuracy"
     (found,) = data["results"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
@@ -27,8 +27,9 @@ from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.text.corpora import Corpus
 
 import tiny
-from tiny import tiny_model
-from toys import few_tokens, perplexity_of, toy_lm
+from naive import nats_after
+from tiny import PlannedAndFed, saved, tiny_model
+from toys import few_tokens, perplexity_of, text_that_breaks, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma3", "falcon_h1", "jamba"]
 LENGTHS = (40, 63, 120)
@@ -43,22 +44,16 @@ def bound(text: Corpus, targets: str = "fixed", **settings: Any) -> BoundLongPPL
 measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 
 
-def nats_after(lm: LM, context: list[int], tokens: list[int]) -> list[float]:
-    """-log p of each token behind a separator, a context and the tokens before it, from a plain forward."""
-    with torch.no_grad():
-        logits = lm.model(input_ids=torch.tensor([[*lm.separator.ids, *context, *tokens]]), use_cache=False).logits[0]
-    expected = logits[-len(tokens) - 1 : -1].double().log_softmax(-1)
-    return (-expected.gather(-1, torch.tensor(tokens)[:, None])[:, 0]).tolist()
-
-
 def naive(lm: LM, window: list[int], length: int, how: LongPPL) -> tuple[np.ndarray, np.ndarray]:
     """Nats of every target after its long and its short context, a plain forward for all and one for each block."""
     text = window[-length:] if how.targets == "fixed" else window[:length]
     first = length - how.target_tokens if how.target_tokens else how.short + how.block
     short = list[float]()
     for place in range(first, length, how.block):
-        short += nats_after(lm, text[place - how.short : place], text[place : min(place + how.block, length)])
-    return np.array(nats_after(lm, text[:first], text[first:length])), np.array(short)
+        before = [*lm.separator.ids, *text[place - how.short : place]]
+        short += nats_after(lm.model, before, text[place : min(place + how.block, length)])[0].tolist()
+    long, _ = nats_after(lm.model, [*lm.separator.ids, *text[:first]], text[first:length])
+    return long.numpy(), np.array(short)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +162,9 @@ def test_a_length_with_some_key_tokens_has_not_failed_and_the_others_count_in_th
 
 
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
-def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, tmp_path: Path, fed: list[int]) -> None:
-    what = bound(few_tokens(), targets)
-    cost = plan(what, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2)
-    measured(tmp_path / "warm", lm, what, lengths=LENGTHS[:1], repeats=1)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, what)
-    assert cost.tokens == sum(fed)
+def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, planned_and_fed: PlannedAndFed) -> None:
+    planned, fed = planned_and_fed(bound(few_tokens(), targets), lm, lengths=LENGTHS, repeats=3, batch=2)
+    assert planned == fed
 
 
 @pytest.mark.parametrize("length", [512, 2048])
@@ -288,15 +279,8 @@ def test_settings_that_cannot_be_are_refused(text: str, lengths: tuple[int, ...]
         grid([], [text], lengths=lengths)
 
 
-def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model()
-    text = few_tokens()
-    rare = Corpus("rare", "rare", text.tokens.copy(), text.starts)
-    rare.tokens[:] = 5
-    rare.tokens[:75] = 7  # in one document only
-    with torch.no_grad():
-        model.model.embed_tokens.weight[7] = torch.nan
-    rows = measured(tmp_path, wrap(model, tokenizer, "broken"), bound(rare), lengths=(40, 140))
+def test_numbers_that_are_not_finite_are_rows_that_say_so(lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, bound(text_that_breaks(lm)), lengths=(40, 140))
     broken = [row for row in rows if row.status == "nan"]
     assert {(row.length, row.repeat) for row in broken} == {(140, broken[0].repeat)}
     assert broken[0].reason.startswith("15 scored tokens have no finite log-probability; at 140 tokens the first")
@@ -310,8 +294,7 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedT
 @pytest.fixture
 def model(text_file: None, tokenizer: PreTrainedTokenizerFast) -> None:
     """A model beside the text."""
-    tiny_model().save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer)
 
 
 def longppl(settings: str, *options: object) -> Any:
@@ -321,8 +304,7 @@ def longppl(settings: str, *options: object) -> Any:
 
 @pytest.mark.usefixtures("model", "drawn")
 def test_the_command_shows_longppl_with_its_interval_the_keys_and_their_share() -> None:
-    result = longppl("alpha=0,beta=9", "--json", "--method", "full", "--method", "sinks:window=12,sinks=2")
-    assert result.exit_code == 0, result.output
+    result = done(longppl("alpha=0,beta=9", "--json", "--method", "full", "--method", "sinks:window=12,sinks=2"))
     data = last_line(result)
     assert data["quality"] == "LongPPL"
     rows = [row for row in read_rows("run") if (row.method, row.length) == ("full", 128)]
@@ -336,8 +318,7 @@ def test_the_command_shows_longppl_with_its_interval_the_keys_and_their_share() 
 
 @pytest.mark.usefixtures("model")
 def test_without_key_tokens_the_command_has_no_number_says_why_and_succeeds() -> None:
-    result = longppl("alpha=50", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(longppl("alpha=50", "--json"))
     assert "6 of 6 rows have no number, first at length 64, repeat 0: none of the 8 targets gains more" in result.stderr
     data = json.loads(result.stdout.splitlines()[-1], parse_constant=lambda name: pytest.fail(f"{name} is no number"))
     assert [one["value"] for one in data["results"]] == [None, None]

@@ -174,15 +174,11 @@ def test_lengths_beyond_the_positions_are_rows_and_the_others_are_measured(tmp_p
     assert "needs 162 tokens, the model has 100 positions" in [row.reason for row in rows]
 
 
-def test_nan_logits_are_rows_and_the_run_goes_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    text = counting_text(2, 100)
+def test_nan_logits_are_rows_and_the_run_goes_on(lm: LM, tmp_path: Path) -> None:
+    lm.model.model.norm.weight.data.fill_(torch.nan)
+    text = curve_of(counting_text(2, 100))
     with Run.open(tmp_path, {}) as run:
-        rows = measure_cell(
-            curve_of(text), method("full"), wrap(model, tokenizer, "nan"), run, lengths=(10, 20), repeats=2
-        )
+        rows = measure_cell(text, method("full"), lm, run, lengths=(10, 20), repeats=2)
     assert [row.status for row in rows] == ["nan"] * 4
     assert rows[0].reason == "10 scored tokens have no finite log-probability"
     assert rows[0].scores["copy"] == 0.0

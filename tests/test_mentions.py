@@ -10,11 +10,10 @@ import pytest
 import tokenizers
 import torch
 from shared import SHARED_DATA
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import read_rows
@@ -24,7 +23,8 @@ from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import load
 
 import tiny
-from tiny import tiny_model
+from naive import nats_after
+from tiny import PlannedAndFed, saved, tiny_model
 
 LENGTHS = (400, 700)
 SMALL = {"distance": 150, "target_tokens": 120}
@@ -200,11 +200,8 @@ def test_examples_do_not_depend_on_the_number_of_repeats_and_differ_by_seed(lm: 
 
 
 def naive_nats(lm: LM, tokens: np.ndarray, spans: list[slice]) -> list[float]:
-    ids = torch.tensor([[*lm.separator.ids, *tokens.tolist()]])
-    with torch.no_grad():
-        logits = lm.model(input_ids=ids, use_cache=False).logits[0].double().log_softmax(-1)
-    shift = len(lm.separator.ids)
-    return [-sum(float(logits[shift + i - 1, tokens[i]]) for i in range(one.start, one.stop)) for one in spans]
+    nats, _ = nats_after(lm.model, lm.separator.ids, tokens.tolist())
+    return [float(nats[span].sum()) for span in spans]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
@@ -289,22 +286,14 @@ def test_a_memory_of_the_whole_text_gains_and_one_that_is_shorter_than_the_dista
     assert gains(lm, text, 20) == [0.0] * 8
 
 
-def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, text: str, tmp_path: Path, fed: list[int]) -> None:
-    what = bound(lm, text)
-    cost = plan(what, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2)
-    measured(tmp_path / "warm", lm, what)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, what)
-    assert cost.tokens == sum(fed) == 3 * 2 * sum(LENGTHS)
+def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, text: str, planned_and_fed: PlannedAndFed) -> None:
+    tokens = planned_and_fed(bound(lm, text), lm, lengths=LENGTHS, repeats=3, batch=2)
+    assert tokens == (3 * 2 * sum(LENGTHS),) * 2
 
 
-def test_numbers_that_are_not_finite_are_rows_that_say_so(
-    tokenizer: PreTrainedTokenizerFast, text: str, tmp_path: Path
-) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.lm_head.weight[5] = torch.nan
-    rows = measured(tmp_path / "run", wrap(model, tokenizer, "broken"), bound(wrap(model, tokenizer, "broken"), text))
+def test_numbers_that_are_not_finite_are_rows_that_say_so(lm: LM, text: str, tmp_path: Path) -> None:
+    lm.model.lm_head.weight.data[5] = torch.nan
+    rows = measured(tmp_path / "run", lm, bound(lm, text))
     assert {row.status for row in rows} == {"nan"}
     assert all("scored tokens have no finite log-probability" in row.reason for row in rows)
 
@@ -330,11 +319,9 @@ def test_the_command_shows_the_gain_with_its_interval(
     text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny_model().save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer)
     given = ("model", "--text", text, "--lengths", "400,500", "--repeats", 3, "--out", "run")
-    result = farspan("task", "mentions:distance=150,target_tokens=120", *given, "--json")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("task", "mentions:distance=150,target_tokens=120", *given, "--json"))
     first = last_line(result)["results"][0]
     rows = [row for row in read_rows("run") if row.length == 400]
     assert first["value"] == pytest.approx(np.mean([row.scores["gain"] for row in rows]), abs=1e-5)

@@ -21,7 +21,7 @@ from farspan.methods.topk import largest
 from farspan.text import encoders, retrieval
 
 from naive import naive_llama, snapkv, streaming
-from tiny import CONFIGS, FACTORS, PHIMOE, close, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
+from tiny import CONFIGS, FACTORS, PHIMOE, close, nats_by, nats_of, open_lm, refused, same, saved, some_ids, tiny_model
 
 FAMILIES = [
     "llama",
@@ -45,17 +45,13 @@ W, S = 14, 3
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_sinks_are_streaming_llm_token_by_token(architecture: str, tokenizer: Any) -> None:
+@pytest.mark.parametrize("how", ["sinks", "lambda_mask"])
+def test_sinks_are_streaming_llm_and_the_lambda_mask_is_lm_infinite_token_by_token(
+    how: str, architecture: str, tokenizer: Any
+) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
-    expected = nats_of(streaming(lm.model, ids, W, S), ids[0])
-    close(nats_by(f"sinks:window={W},sinks={S}", lm, ids)[0], expected)
-
-
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_the_lambda_mask_is_lm_infinite_token_by_token(architecture: str, tokenizer: Any) -> None:
-    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
-    expected = nats_of(streaming(lm.model, ids, W, S, ceiling=True), ids[0])
-    close(nats_by(f"lambda_mask:window={W},sinks={S}", lm, ids)[0], expected)
+    expected = nats_of(streaming(lm.model, ids, W, S, ceiling=how == "lambda_mask"), ids[0])
+    close(nats_by(f"{how}:window={W},sinks={S}", lm, ids)[0], expected)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])
@@ -260,11 +256,7 @@ def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "reason"),
-    [
-        ("gpt2", "none that can be changed"),
-        ("bloom", "none that"),
-        ("gpt_oss", "scaled already"),
-    ],
+    [("gpt2", "none that can be changed"), ("bloom", "none that"), ("gpt_oss", "scaled already")],
 )
 def test_rope_is_refused_where_it_cannot_be_changed(architecture: str, reason: str, tokenizer: Any) -> None:
     with (
@@ -302,8 +294,7 @@ def test_a_scaled_rope_is_set_only_where_the_model_rotates_by_it(
     lm, ids = open_lm("phimoe", tokenizer), some_ids(1, 40)
     before = nats_by("full", lm, ids)
     hf.set_rope(lm.model, {"rope_type": "default", "rope_theta": 80_000.0})  # as by ntk, which it can
-    lm.model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, lm.model)
     given = nats_by("full", lm, ids)
     assert (given - before).abs().max() > 0.01
     same(nats_by("full", load(tmp_path), ids), given)
@@ -386,10 +377,7 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("sinks:window=4,sinks=-1", "sinks at least 0"),
         ("lambda_mask:window=0", "window must be at least 1"),
         ("topk:k=0", "k must be at least 1"),
-        (
-            "rope:type=yran",
-            r"unknown; known are linear, ntk, .*, factors \(did you mean 'yarn'\?\)",
-        ),
+        ("rope:type=yran", r"unknown; known are linear, ntk, .*, factors \(did you mean 'yarn'\?\)"),
         ("rope:type=yarn,factor=0.5", "factor: got 0.5, expected 1 to 1,000,000"),
         ("rope:type=yarn,factor=x", "must be a number"),
         ("rope:type=yarn,original=0", "original: got 0, expected at least 1"),

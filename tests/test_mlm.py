@@ -21,8 +21,9 @@ from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings
 from farspan.train.trainer import read_log
 
 from cepe_models import authors_settings
-from tiny import tiny_model
+from tiny import assert_same_weights, interrupted, saved, tiny_model
 
+Make = Callable[..., MlmSettings]
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
 
@@ -132,7 +133,7 @@ def test_a_sample_depends_on_seed_and_index_alone() -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., MlmSettings]:
+def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
     (tmp_path / "a.txt").write_text(TEXT)
     tokenizer.save_pretrained(tmp_path / "decoder")
@@ -145,7 +146,7 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
     return lambda out, *overrides: read_config(path, MlmSettings, [f"out={tmp_path / out}", *overrides])
 
 
-def test_training_lowers_the_loss(settings: Callable[..., MlmSettings]) -> None:
+def test_training_lowers_the_loss(settings: Make) -> None:
     chosen = settings("a", "trainer.steps=40", f"data.held_out={settings('b').data.text}")
     summary = train(chosen)
     log = read_log(Path(chosen.out))
@@ -154,7 +155,7 @@ def test_training_lowers_the_loss(settings: Callable[..., MlmSettings]) -> None:
     assert summary["held_out_loss"] < 4.5
 
 
-def test_the_held_out_loss_is_a_mean_over_masked_tokens(settings: Callable[..., MlmSettings]) -> None:
+def test_the_held_out_loss_is_a_mean_over_masked_tokens(settings: Make) -> None:
     """Not over batches: it does not depend on their size."""
     text = settings("a").data.text
     found = [
@@ -164,7 +165,7 @@ def test_the_held_out_loss_is_a_mean_over_masked_tokens(settings: Callable[..., 
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
-def test_what_is_logged_is_of_training_alone(settings: Callable[..., MlmSettings]) -> None:
+def test_what_is_logged_is_of_training_alone(settings: Make) -> None:
     chosen = settings("a", f"data.held_out={settings('b').data.text}", "trainer.evaluate_every=1", "trainer.steps=4")
     train(chosen)
     log = read_log(Path(chosen.out))
@@ -173,7 +174,7 @@ def test_what_is_logged_is_of_training_alone(settings: Callable[..., MlmSettings
     assert all(one == pytest.approx(other, abs=2e-4) for one, other in terms)
 
 
-def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., MlmSettings]) -> None:
+def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Make) -> None:
     chosen = settings("a", "trainer.steps=2")
     train(chosen)
     tokenizer = AutoTokenizer.from_pretrained(chosen.out)
@@ -188,12 +189,12 @@ def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., Mlm
 
 
 def test_activations_are_computed_again_where_they_are_not_kept(
-    settings: Callable[..., MlmSettings], trained_computing_again: Callable[..., None]
+    settings: Make, trained_computing_again: Callable[..., None]
 ) -> None:
     trained_computing_again(train, settings, lambda s: load_file(Path(s.out) / "model.safetensors"))
 
 
-def test_a_step_is_one_mean_however_it_is_cut(settings: Callable[..., MlmSettings]) -> None:
+def test_a_step_is_one_mean_however_it_is_cut(settings: Make) -> None:
     one, other = settings("one", "trainer.micro_batch=8"), settings("other", "trainer.micro_batch=2")
     train(one)
     train(other)
@@ -202,7 +203,7 @@ def test_a_step_is_one_mean_however_it_is_cut(settings: Callable[..., MlmSetting
         torch.testing.assert_close(b[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_an_encoder_is_trained_looking_both_ways(settings: Callable[..., MlmSettings], tmp_path: Path) -> None:
+def test_an_encoder_is_trained_looking_both_ways(settings: Make, tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     for chosen in (settings("a").encoder, EncoderSettings(start=str(tmp_path / "model"))):
         encoder = new_encoder(chosen, 300, 32, "sdpa").eval()
@@ -215,12 +216,11 @@ def test_an_encoder_is_trained_looking_both_ways(settings: Callable[..., MlmSett
 
 
 def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
-    settings: Callable[..., MlmSettings], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    settings: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     decoder = tiny_model()
     for folder in ("decoder", "model"):
-        decoder.save_pretrained(tmp_path / folder)
-        tokenizer.save_pretrained(tmp_path / folder)
+        saved(tmp_path / folder, tokenizer, decoder)
     chosen = settings("a", f"encoder={{start={str(tmp_path / 'model')!r}}}", "trainer.steps=1", "optimizer.lr=1e-9")
     train(chosen)
     state = load_file(Path(chosen.out) / "model.safetensors")
@@ -233,17 +233,13 @@ def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
     assert not any("layers.1." in name for name in load_file(Path(chosen.out) / "model.safetensors"))
 
 
-def test_the_shape_of_a_new_encoder_is_refused_beside_a_decoder_to_begin_with(
-    settings: Callable[..., MlmSettings], tmp_path: Path
-) -> None:
+def test_the_shape_of_a_new_encoder_is_refused_beside_a_decoder_to_begin_with(settings: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"own shape: leave out encoder\.feed_forward, encoder\.heads, enc"):
         train(chosen := settings("a", f"encoder.start={tmp_path}"))
     assert not Path(chosen.out).exists()
 
 
-def test_an_encoder_to_begin_with_of_another_tokenizer_is_refused(
-    settings: Callable[..., MlmSettings], tmp_path: Path
-) -> None:
+def test_an_encoder_to_begin_with_of_another_tokenizer_is_refused(settings: Make, tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     train_tokenizer([TEXT], 270, tmp_path / "model")
     with pytest.raises(ValueError, match=r"different tokenizers: token .* in the decoder's and .* in the encoder's"):
@@ -260,17 +256,13 @@ def test_an_encoder_begun_with_a_decoder_has_the_window_and_the_attention_of_its
         new_encoder(EncoderSettings(start=str(tmp_path / "gpt2")), 300, 600)
 
 
-def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
-    settings: Callable[..., MlmSettings], counted: list[int]
-) -> None:
+def test_a_training_stopped_and_repeated_ends_with_the_same_weights(settings: Make, counted: list[int]) -> None:
     whole, stopped = settings("whole"), settings("stopped")
     train(whole)
-    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(counted, 13):  # in step 7; a checkpoint was saved after step 4
         train(stopped)
     train(stopped)
-    one, other = (load_file(Path(s.out) / "model.safetensors") for s in (whole, stopped))
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert_same_weights(stopped, whole)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +275,7 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
     ],
 )
 def test_impossible_settings_are_refused_and_do_not_take_the_folder(
-    settings: Callable[..., MlmSettings], overrides: list[str], message: str
+    settings: Make, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         train(settings("a", *overrides))

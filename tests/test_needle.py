@@ -20,8 +20,6 @@ from transformers import PreTrainedTokenizerFast
 from farspan.ask import template
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.reader import Scores
 from farspan.reader.served import served
 from farspan.record import Row, read_rows
@@ -34,8 +32,10 @@ from farspan.tasks.needle import KINDS, BoundNeedle, _mentions
 from farspan.text.corpora import Corpus, load
 
 import tiny
-from tiny import tiny_model
+from naive import greedy_until, nats_after
+from tiny import PlannedAndFed, tiny_model
 
+Make = Callable[..., BoundNeedle]
 LENGTHS = (640, 900)
 CHAT = "<s>{% for message in messages %}user: {{ message.content }}\n{% endfor %}bot:"
 SMALL: dict[str, dict[str, Any]] = {  # settings with few needles, since the tokenizer has nearly a token a letter
@@ -55,7 +55,7 @@ def text(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def bound(lm: LM, text: str) -> Callable[..., BoundNeedle]:
+def bound(lm: LM, text: str) -> Make:
     def build(kind: str = "single", **changes: Any) -> BoundNeedle:
         given: dict[str, Any] = {"depths": (0.0, 1.0), **SMALL[kind], **changes}
         return BoundNeedle(kind=kind, **given, text=load(text, lm.tokenizer))
@@ -71,9 +71,7 @@ measured = partial(tiny.measured, lengths=LENGTHS, repeats=2, chunk=97)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("together", [True, False])
-def test_a_prompt_has_its_length_and_the_needles_of_its_depth(
-    kind: str, together: bool, lm: LM, bound: Callable[..., BoundNeedle]
-) -> None:
+def test_a_prompt_has_its_length_and_the_needles_of_its_depth(kind: str, together: bool, lm: LM, bound: Make) -> None:
     task = bound(kind, together=together, depths=(0.0, 0.5, 1.0) if kind == "single" else (0.0, 1.0))
     for example in task.examples(lm, LENGTHS, 2, 0):
         prompt = example.payload
@@ -100,7 +98,7 @@ def test_a_prompt_has_its_length_and_the_needles_of_its_depth(
                     assert abs(early - late) <= 2 * 60  # the needles of the other depths, and the way to a word
 
 
-def test_several_needles_of_a_depth_are_spread_in_order(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_several_needles_of_a_depth_are_spread_in_order(lm: LM, bound: Make) -> None:
     (example,) = bound("tracking", depths=(0.0, 0.5, 1.0), spread=0.3).examples(lm, (2000,), 1, 0)
     depths = [[fact.depth for fact in query.facts] for query in example.payload.queries]
     assert np.allclose(depths, [[0, 0.15, 0.3], [0.35, 0.5, 0.65], [0.7, 0.85, 1]])
@@ -111,7 +109,7 @@ def test_several_needles_of_a_depth_are_spread_in_order(lm: LM, bound: Callable[
         assert chain == [f"VAR {names[0]} = {value}", *links]
 
 
-def test_kinds_ask_for_what_is_hidden(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_kinds_ask_for_what_is_hidden(lm: LM, bound: Make) -> None:
     counts = {"single": 1, "multikey": 1, "multivalue": 2, "tracking": 3}
     for kind, count in counts.items():
         (example,) = bound(kind).examples(lm, LENGTHS, 1, 0)
@@ -128,7 +126,7 @@ def test_kinds_ask_for_what_is_hidden(lm: LM, bound: Callable[..., BoundNeedle])
             assert lm.tokenizer.decode(query.answer.tolist()) == " " + ", ".join(query.answers)
 
 
-def test_forms_are_words_or_numbers_of_the_given_digits(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_forms_are_words_or_numbers_of_the_given_digits(lm: LM, bound: Make) -> None:
     forms = {"words": r"[a-z]+-[a-z]+", "numbers": r"\d{4}"}
     for keys, key in forms.items():
         for values, value in forms.items():
@@ -153,12 +151,7 @@ def test_forms_are_words_or_numbers_of_the_given_digits(lm: LM, bound: Callable[
     ],
 )
 def test_forced_scores_equal_one_forward_over_everything(
-    kind: str,
-    architecture: str,
-    together: bool,
-    tokenizer: PreTrainedTokenizerFast,
-    bound: Callable[..., BoundNeedle],
-    tmp_path: Path,
+    kind: str, architecture: str, together: bool, tokenizer: PreTrainedTokenizerFast, bound: Make, tmp_path: Path
 ) -> None:
     lm, task = wrap(tiny_model(architecture), tokenizer, "tiny"), bound(kind, together=together)
     rows = measured(tmp_path / "run", lm, task)
@@ -169,25 +162,18 @@ def test_forced_scores_equal_one_forward_over_everything(
         which = example.depths.index(row.depth)
         query = example.payload.queries[which]
         before = [*lm.separator.ids, *task.context(lm, example, row.length, which)[0], *query.ids]
-        with torch.no_grad():
-            logits = lm.model(input_ids=torch.tensor([[*before, *query.answer]]), use_cache=False).logits[0].float()
-        answer = torch.from_numpy(query.answer)
-        log_p = logits[len(before) - 1 : -1].log_softmax(-1)
-        hits = (log_p.argmax(-1) == answer).tolist()
-        nats = -log_p.gather(-1, answer[:, None])[:, 0].double()
+        nats, hits = nats_after(lm.model, before, query.answer)
         scored = [place for span in query.spans for place in range(*span)]
-        right = [all(hits[first:last]) for first, last in query.spans]
+        right = [bool(hits[first:last].all()) for first, last in query.spans]
         assert row.scores["nats"] == pytest.approx(float(nats[scored].sum()), rel=1e-4)
-        assert row.scores["token_hits"] == np.mean([hits[place] for place in scored])
+        assert row.scores["token_hits"] == hits[scored].double().mean()
         assert row.scores["right"] == np.mean(right)
         assert row.scores.get("exact") == (float(all(right)) if len(right) > 1 else None)
         assert row.scores["context"] == len(before)
         assert row.scores["answers"] == list(query.answers)
 
 
-def test_a_prompt_does_not_depend_on_the_day(
-    lm: LM, bound: Callable[..., BoundNeedle], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_does_not_depend_on_the_day(lm: LM, bound: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates such as Llama 3's write the date; another one would make other examples, and a run would have both."""
     monkeypatch.setattr(lm.tokenizer, "chat_template", 'today is {{ strftime_now("%d %b %Y") }}\n' + CHAT)
     [example] = bound(ask="generated").examples(lm, (640,), 1, 0)
@@ -197,11 +183,7 @@ def test_a_prompt_does_not_depend_on_the_day(
 
 @pytest.mark.parametrize("chat", [None, CHAT])
 def test_generated_answers_equal_plain_greedy_decoding(
-    chat: str | None,
-    lm: LM,
-    bound: Callable[..., BoundNeedle],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    chat: str | None, lm: LM, bound: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lm.tokenizer, "chat_template", chat)
     task = bound(ask="generated", new_tokens=12)
@@ -220,13 +202,7 @@ def test_generated_answers_equal_plain_greedy_decoding(
             assert shown.endswith(f"{query.question}{after}The magic number of {key} is")
         else:
             assert "user:" not in shown
-        new: list[int] = []
-        while len(new) < 12:
-            with torch.no_grad():
-                token = int(lm.model(input_ids=torch.tensor([[*ids, *new]]), use_cache=False).logits[0, -1].argmax())
-            if token in lm.stop_tokens:
-                break
-            new.append(token)
+        new = greedy_until(lm.model, ids, 12, lm.stop_tokens)
         assert row.scores["prediction"] == lm.tokenizer.decode(new, skip_special_tokens=True)
         assert row.scores["new"] == len(new)
 
@@ -273,7 +249,7 @@ def results(bound: BoundNeedle, reader: Finding, length: int) -> dict[float, lis
     return found
 
 
-def test_only_needles_within_reach_are_found(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_only_needles_within_reach_are_found(lm: LM, bound: Make) -> None:
     found = results(bound(depths=(0.0, 0.5, 1.0)), Finding(lm, 400), 900)
     assert {depth: [one["right"] for one in ones] for depth, ones in found.items()} == {
         0.0: [0.0] * 3,
@@ -284,7 +260,7 @@ def test_only_needles_within_reach_are_found(lm: LM, bound: Callable[..., BoundN
         assert all((one["distance"] > 400) == (depth == 0.0) for one in ones)
 
 
-def test_answers_count_each_and_together(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_answers_count_each_and_together(lm: LM, bound: Make) -> None:
     # 4 values from the middle of the hay on; the last tokens have some of them
     for reach, shares in ((2000, {1.0}), (300, {0.25, 0.5, 0.75})):
         (ones,) = results(bound("multivalue", answers=4, depths=(1.0,), spread=0.5), Finding(lm, reach), 1200).values()
@@ -292,7 +268,7 @@ def test_answers_count_each_and_together(lm: LM, bound: Callable[..., BoundNeedl
         assert {one["exact"] for one in ones} == {float(shares == {1.0})}
 
 
-def test_needles_of_other_depths_in_the_output_are_counted(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_needles_of_other_depths_in_the_output_are_counted(lm: LM, bound: Make) -> None:
     for together, others in ((True, 2), (False, 0)):
         asked = bound(ask="generated", depths=(0.0, 0.5, 1.0), together=together)
         for ones in results(asked, Finding(lm, 2000), 900).values():
@@ -306,14 +282,14 @@ def test_an_answer_inside_a_longer_number_is_not_found() -> None:
     assert not _mentions("XABCDE", "ABCDE")
 
 
-def test_all_depths_of_a_length_share_one_reading(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_all_depths_of_a_length_share_one_reading(lm: LM, bound: Make) -> None:
     for together, readings in ((True, 1), (False, 3)):
         reader = Finding(lm, 900)
         results(bound(depths=(0.0, 0.5, 1.0), together=together), reader, 900)
         assert reader.num_read == 3 * readings  # of three repeats
 
 
-def test_without_others_the_text_is_the_same_but_for_the_needles(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_without_others_the_text_is_the_same_but_for_the_needles(lm: LM, bound: Make) -> None:
     """One depth has the same prompt in both ways."""
     one, other = (bound(depths=(0.5,), together=together) for together in (True, False))
     for first, second in zip(one.examples(lm, LENGTHS, 2, 0), other.examples(lm, LENGTHS, 2, 0), strict=True):
@@ -322,9 +298,8 @@ def test_without_others_the_text_is_the_same_but_for_the_needles(lm: LM, bound: 
             assert (given[0].tolist(), given[1]) == (alone[0].tolist(), alone[1])
 
 
-def test_numbers_that_are_not_finite_are_a_row(lm: LM, bound: Callable[..., BoundNeedle], tmp_path: Path) -> None:
-    with torch.no_grad():
-        lm.model.lm_head.weight.fill_(torch.nan)
+def test_numbers_that_are_not_finite_are_a_row(lm: LM, bound: Make, tmp_path: Path) -> None:
+    lm.model.lm_head.weight.data.fill_(torch.nan)
     for ask in ("forced", "generated"):
         rows = measured(tmp_path / ask, lm, bound(ask=ask), lengths=(640,), repeats=1)
         assert [row.status for row in rows] == ["nan", "nan"]
@@ -334,20 +309,13 @@ def test_numbers_that_are_not_finite_are_a_row(lm: LM, bound: Callable[..., Boun
 @pytest.mark.parametrize("ask", ["forced", "generated"])
 @pytest.mark.parametrize("together", [True, False])
 def test_a_plan_counts_the_tokens_that_are_fed(
-    ask: str, together: bool, lm: LM, bound: Callable[..., BoundNeedle], monkeypatch: pytest.MonkeyPatch
+    ask: str, together: bool, lm: LM, bound: Make, planned_and_fed: PlannedAndFed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = bound("tracking", ask=ask, together=together)
     task = replace(task, new_tokens=30) if ask == "generated" else task
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=1, calibrate=False)
-    (example,) = task.examples(lm, LENGTHS, 1, 0)
     monkeypatch.setattr(type(lm), "stop_tokens", [])
-    fed: list[int] = []
-    with method("full").on(lm) as reader:
-        embedding = lm.model.get_input_embeddings()
-        hook = embedding.register_forward_pre_hook(lambda module, given: fed.append(given[0].numel()))
-        assert len(list(task.run(reader, [example]))) == 2 * 2
-    hook.remove()
-    assert sum(fed) == cost.tokens
+    planned, fed = planned_and_fed(task, lm, lengths=LENGTHS, repeats=1)
+    assert planned == fed
 
 
 # what is refused
@@ -393,14 +361,14 @@ def test_settings_that_cannot_be_are_refused(wrong: str, said: str) -> None:
     ],
 )
 def test_needles_that_do_not_fit_are_refused(
-    changes: dict[str, Any], lengths: tuple[int, ...], said: str, lm: LM, bound: Callable[..., BoundNeedle]
+    changes: dict[str, Any], lengths: tuple[int, ...], said: str, lm: LM, bound: Make
 ) -> None:
     with pytest.raises(ValueError, match=said) as error:
         bound(**changes).examples(lm, lengths, 1, 0)
     assert "\n" not in str(error.value)
 
 
-def test_the_length_that_a_refusal_names_is_enough_for_all_examples(lm: LM, bound: Callable[..., BoundNeedle]) -> None:
+def test_the_length_that_a_refusal_names_is_enough_for_all_examples(lm: LM, bound: Make) -> None:
     with pytest.raises(ValueError, match="too short") as error:
         bound().examples(lm, (100,), 1, 0)
     least = int(re.findall(r"from (\d+) on", str(error.value))[0])

@@ -14,8 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import read_examples
 from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, WORD, BoundOwn
@@ -23,7 +21,8 @@ from farspan.tasks.prompts import encoded
 from farspan.text.corpora import Corpus, load
 
 import tiny
-from tiny import tiny_model
+from naive import nats_after
+from tiny import PlannedAndFed, tiny_model
 
 LENGTHS = (400, 600, 1000)
 WORDS = [
@@ -236,12 +235,8 @@ def test_numbers_equal_one_forward_over_everything(
     examples = {example.id: example for example in asked.examples(lm, lengths, 2, 0)}
 
     def naive(before: list[int], question: np.ndarray, answer: np.ndarray) -> tuple[float, torch.Tensor]:
-        ids = torch.tensor([[*lm.separator.ids, *before, *question, *answer]])
-        with torch.no_grad():
-            expected = lm.model(input_ids=ids, use_cache=False).logits[0].float()[-len(answer) - 1 : -1]
-        target = torch.from_numpy(answer)
-        nats = -expected.double().log_softmax(-1)[torch.arange(len(answer)), target]
-        return float(nats.sum()), expected.argmax(-1) == target
+        nats, hits = nats_after(lm.model, [*lm.separator.ids, *before, *question], answer)
+        return float(nats.sum()), hits
 
     for row in measured(tmp_path / "run", lm, asked, lengths=lengths, repeats=2):
         example = examples[row.example]
@@ -269,14 +264,10 @@ def test_other_methods_answer_as_well(how: str, text: str, lm: LM, tmp_path: Pat
 
 @pytest.mark.parametrize("tests", ["all", "recall", "cloze"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    tests: str, text: str, lm: LM, tmp_path: Path, fed: list[int]
+    tests: str, text: str, lm: LM, planned_and_fed: PlannedAndFed
 ) -> None:
-    asked = own(text, lm, tests=tests)
-    cost = plan(asked, method("full"), lm, lengths=LENGTHS[:2], repeats=3, calibrate=False)
-    measured(tmp_path / "warm", lm, asked, lengths=LENGTHS[:1], repeats=1)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, asked, lengths=LENGTHS[:2], batch=3)
-    assert cost.tokens == sum(fed)
+    planned, fed = planned_and_fed(own(text, lm, tests=tests), lm, lengths=LENGTHS[:2], repeats=3, batch=3)
+    assert planned == fed
 
 
 def test_what_does_not_fit_is_a_row_that_says_so(text: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -286,8 +277,7 @@ def test_what_does_not_fit_is_a_row_that_says_so(text: str, tokenizer: PreTraine
 
 
 def test_numbers_that_are_not_finite_are_rows_that_say_so(text: str, lm: LM, tmp_path: Path) -> None:
-    with torch.no_grad():
-        lm.model.model.norm.weight[0] = torch.nan
+    lm.model.model.norm.weight.data[0] = torch.nan
     rows = measured(tmp_path / "run", lm, own(text, lm))
     assert {row.status for row in rows} == {"nan"}
     assert rows[0].reason == "no finite log-probabilities: recall, pairs, cloze"

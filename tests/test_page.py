@@ -659,10 +659,7 @@ LATER = {100: 1.0, 200: 1.0, 300: 1.0, 400: 0.6, 500: 0.2}  # half-life 400
 def test_curves_are_compared_with_the_first_over_the_texts_they_share(tmp_path: Path) -> None:
     folders = [
         run(tmp_path / "a", rows(repeats=4)),
-        run(
-            tmp_path / "b",
-            [row(n, r, v - 0.004 * r, model="org/large") for r in range(4) for n, v in LATER.items()],
-        ),
+        run(tmp_path / "b", [row(n, r, v - 0.004 * r, model="org/large") for r in range(4) for n, v in LATER.items()]),
         run(
             tmp_path / "c",
             [
@@ -991,11 +988,7 @@ def test_what_is_scored_in_another_way_is_shown_apart(tmp_path: Path) -> None:
         "Perplexity, last 64 tokens, fixed, library/books (task version 0)",
     ]
     tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1:2] == ["trained"]]
-    assert [[line[0] for line in table[1:]] for table in tables] == [
-        ["● small", "■ large"],
-        ["● large"],
-        ["● small"],
-    ]
+    assert [[line[0] for line in table[1:]] for table in tables] == [["● small", "■ large"], ["● large"], ["● small"]]
 
 
 def test_curves_and_perplexity_stand_on_one_page(tmp_path: Path) -> None:

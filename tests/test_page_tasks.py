@@ -18,7 +18,7 @@ from farspan.report.export import three_digits
 from farspan.report.page import write_report
 from farspan.tasks import TASKS, Bound, Example, task
 
-from tiny import tiny_model, write_lines
+from tiny import saved, write_lines
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -66,8 +66,7 @@ TITLES = {
 def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
     """A folder with a model, a text, and the data of every task."""
     folder = tmp_path_factory.mktemp("tasks")
-    tiny_model("llama").save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    saved(folder / "model", tokenizer)
     rng = np.random.default_rng(0)
     (folder / "text").mkdir()
     for i in range(3):

@@ -316,11 +316,7 @@ def test_a_design_that_can_show_nothing_says_how_many_repeats_it_takes() -> None
         ({}, {}, r"0 source of text \(none\)"),
         ({"a": source(RAW[0]), "b": source(RAW[1])}, {"margin": 1.0}, r"margin of 1.0 .*0.01 is one point"),
         ({"a": source(RAW[0]), "b": source(RAW[1], lengths=(200,))}, {}, r"a has 100; b has 200.*same --lengths"),
-        (
-            {"a": source(RAW[0]), "b": source(RAW[1])},
-            {"half": "both"},
-            "half: got 'both', expected 'copy' or",
-        ),
+        ({"a": source(RAW[0]), "b": source(RAW[1])}, {"half": "both"}, "half: got 'both', expected 'copy' or"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(curves: Any, more: Any, message: str) -> None:

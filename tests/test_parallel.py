@@ -20,13 +20,6 @@ from farspan.tasks import task
 from tiny import tiny_config
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    file = tmp_path / "text.txt"
-    file.write_text("a fox is quick and brown, and a dog is lazy, " * 100)
-    return str(file)
-
-
 @pytest.mark.parametrize(
     ("architecture", "changes", "count", "error"),
     [

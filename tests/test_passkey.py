@@ -3,16 +3,14 @@
 from pathlib import Path
 
 import pytest
-import torch
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.tasks.passkey import BoundPasskey, Passkey
 
-from tiny import measured, tiny_model
+from naive import nats_after
+from tiny import PlannedAndFed, measured, tiny_model
 
 LENGTHS = (300, 420)
 
@@ -48,21 +46,15 @@ def test_scores_equal_one_forward_over_everything(
     assert len(rows) == 2 * 2 * 2
     for row in rows:
         prompt = examples[row.example]
-        answer = torch.from_numpy(prompt.answer)
-        context = [*lm.separator.ids, *prompt.context(row.length, row.depth), *prompt.question, *prompt.answer]
-        with torch.no_grad():
-            logits = lm.model(input_ids=torch.tensor([context]), use_cache=False).logits[0].float()
-        log_p = logits[-len(answer) - 1 : -1].log_softmax(-1)
-        assert row.scores["nats"] == pytest.approx(-float(log_p.gather(-1, answer[:, None]).double().sum()), rel=1e-4)
-        hits = (log_p.argmax(-1) == answer).float()
-        assert (row.scores["digits"], row.scores["right"]) == (float(hits.mean()), float(hits.min()))
+        before = [*lm.separator.ids, *prompt.context(row.length, row.depth), *prompt.question]
+        nats, hits = nats_after(lm.model, before, prompt.answer)
+        assert row.scores["nats"] == pytest.approx(float(nats.sum()), rel=1e-4)
+        assert (row.scores["digits"], row.scores["right"]) == (float(hits.float().mean()), float(hits.all()))
 
 
-def test_a_plan_counts_the_tokens_that_are_fed(lm: LM) -> None:
-    task = BoundPasskey(depths=2)
-    (example,) = task.examples(lm, LENGTHS, 1, 0)
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=1, calibrate=False)
-    assert cost.tokens == sum(2 * task.num_tokens(lm, example, length) for length in LENGTHS)
+def test_a_plan_counts_the_tokens_that_are_fed(lm: LM, planned_and_fed: PlannedAndFed) -> None:
+    planned, fed = planned_and_fed(BoundPasskey(depths=2), lm, lengths=LENGTHS, repeats=1)
+    assert planned == fed
 
 
 def test_lengths_without_room_are_refused(lm: LM) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import farspan, last_line, refused
+from test_cli import done, farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
@@ -27,11 +27,11 @@ from farspan.report.runs import groups_of_rows
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
 from farspan.text import corpora
-from farspan.text.corpora import Corpus
 
 import tiny
-from tiny import hit_prone, tiny_model
-from toys import counting_text, few_tokens, perplexity_of, toy_lm
+from naive import log_p_after
+from tiny import PlannedAndFed, hit_prone, saved, tiny_model
+from toys import counting_text, few_tokens, perplexity_of, text_that_breaks, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
 LENGTHS = (20, 33, 100)
@@ -44,14 +44,9 @@ measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 def naive_nats(lm: LM, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Nats, hits and the two largest logits' distance of every token of ids behind a separator, from one plain
     forward and all logits."""
-    fed = torch.tensor([[*lm.separator.ids, *ids]])
-    with torch.no_grad():
-        logits = lm.model(input_ids=fed, use_cache=False).logits[0].float()
-    expected = logits[len(lm.separator.ids) - 1 : -1]
-    best = expected.topk(2).values
-    target = torch.tensor(ids)
-    nats = -expected.double().log_softmax(-1)[torch.arange(len(ids)), target]
-    return nats, expected.argmax(-1) == target, best[:, 0] - best[:, 1]
+    log_p, target = log_p_after(lm.model, lm.separator.ids, ids), torch.tensor(ids)
+    best = log_p.topk(2).values
+    return -log_p[torch.arange(len(ids)), target], log_p.argmax(-1) == target, best[:, 0] - best[:, 1]
 
 
 def assert_equals_the_naive_pass(rows: list[Row], lm: LM, task: BoundPerplexity, lengths: tuple[int, ...]) -> float:
@@ -277,28 +272,14 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(kept: int, targets: str, lm: 
 
 
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
-def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, tmp_path: Path, fed: list[int]) -> None:
+def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, planned_and_fed: PlannedAndFed) -> None:
     task = perplexity_of(few_tokens(), targets, target_tokens=15)
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
-    measured(tmp_path / "warm", lm, task, lengths=LENGTHS[:1], repeats=1)  # the self-check
-    fed.clear()
-    measured(tmp_path / "run", lm, task)
-    assert cost.tokens == sum(fed)
+    planned, fed = planned_and_fed(task, lm, lengths=LENGTHS, repeats=3, batch=2)
+    assert planned == fed
 
 
-def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    model = tiny_model()
-    text = few_tokens()
-    rare = Corpus("rare", "rare", text.tokens.copy(), text.starts)
-    rare.tokens[:] = 5
-    rare.tokens[:75] = 7  # in one document only
-    with torch.no_grad():
-        model.model.embed_tokens.weight[7] = torch.nan
-    rows = measured(
-        tmp_path, wrap(model, tokenizer, "broken"), perplexity_of(rare, target_tokens=15), lengths=(20, 140)
-    )
+def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length(lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, perplexity_of(text_that_breaks(lm), target_tokens=15), lengths=(20, 140))
     assert {row.status for row in rows} == {"ok", "nan"}
     broken = [row for row in rows if row.status == "nan"]
     assert broken[0].reason.startswith("15 scored tokens have no finite log-probability; at 140 tokens the first")
@@ -307,16 +288,13 @@ def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length
     assert broken[0].scores["nats"] is None
     assert "accuracy" not in broken[0].scores  # or a mean would count the row in one number and not in the other
     assert "hits" not in broken[0].scores
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_hooks for module in lm.model.modules())
     (one,) = report.series(rows)
     assert np.isfinite(one.values("nats")).sum() == len(rows) - len(broken)
 
 
-def test_the_first_layer_that_breaks_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3] = torch.inf
-    lm = wrap(model, tokenizer, "broken")
+def test_the_first_layer_that_breaks_is_named(lm: LM, tmp_path: Path) -> None:
+    lm.model.model.layers[1].mlp.up_proj.weight.data[3] = torch.inf
     rows = measured(tmp_path, lm, perplexity_of(few_tokens(), "last", target_tokens=15))
     assert {row.status for row in rows} == {"nan"}
     assert {row.reason.partition("; ")[2] for row in rows} == {
@@ -396,10 +374,7 @@ def test_the_task_refuses_what_the_settings_cannot_know() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tiny_model().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("models") / "llama", tokenizer)
 
 
 def perplexity(model: Path | str, *options: object) -> Any:
@@ -410,8 +385,7 @@ def perplexity(model: Path | str, *options: object) -> Any:
 
 @pytest.mark.usefixtures("text_file", "drawn")
 def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
-    result = perplexity(model, "--method", "full", "--method", "sinks:window=20,sinks=2", "--json")
-    assert result.exit_code == 0, result.output
+    result = done(perplexity(model, "--method", "full", "--method", "sinks:window=20,sinks=2", "--json"))
     assert len(result.stdout.splitlines()) == 1
     full, sinks = last_line(result)["perplexity"]
     assert (full["method"], sinks["method"]) == ("full", "sinks:window=20,sinks=2")
@@ -430,8 +404,7 @@ def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
 @pytest.mark.usefixtures("text_file")
 def test_all_tokens_come_with_a_table_by_position(model: Path) -> None:
     options = ("--text", "text.txt", "--lengths", "100,200", "--repeats", 2, "--device", "cpu", "--out", "run")
-    result = farspan("perplexity", model, *options, "--targets", "all")
-    assert result.exit_code == 0, result.output
+    result = done(farspan("perplexity", model, *options, "--targets", "all"))
     assert "by position in 200 tokens" in result.stdout
     assert "64 to 127" in result.stdout
 
@@ -474,8 +447,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(model: Path, options: tuple
 def test_lengths_that_fail_are_said_and_drawn_and_end_the_command_in_failure(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    tiny_model("gpt2", n_positions=64).save_pretrained("gpt2")
-    tokenizer.save_pretrained("gpt2")
+    saved("gpt2", tokenizer, tiny_model("gpt2", n_positions=64))
     result = perplexity("gpt2", "--lengths", "32,64,65", "--json")
     assert result.exit_code == 1, result.output
     (found,) = last_line(result)["perplexity"]

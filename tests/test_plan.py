@@ -25,7 +25,7 @@ from farspan.record import Run
 from farspan.tasks.curve import BoundCurve
 
 from cepe_models import tiny_cepe
-from tiny import CONFIGS, PHIMOE, configure, tiny_model
+from tiny import CONFIGS, PHIMOE, configure, saved, tiny_model
 from toys import counting_text, curve_of, perplexity_of
 
 LENGTHS = (20, 50, 110)
@@ -171,8 +171,7 @@ def planned(model: LM, how: str, **changes: Any) -> Any:
 def test_a_plan_of_config_and_tokenizer_equals_that_of_the_model(
     architecture: str, dtype: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    tiny_model(architecture).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, tiny_model(architecture))
     whole = planned(load(tmp_path, dtype=dtype, device="cpu"), "full")
     (tmp_path / "model.safetensors").unlink()
     assert planned(load(tmp_path, dtype=dtype, device="cpu", weights=False), "full") == whole
@@ -231,8 +230,7 @@ def test_what_a_config_shows_that_a_method_cannot_read_is_refused_in_the_same_wo
     architecture: str, how: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CONFIGS, "phimoe", ("Phimoe", PHIMOE))
-    tiny_model(architecture).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, tokenizer, tiny_model(architecture))
     errors = []
     known = r"cannot be used with|learned positions|scaled already|does not rotate"
     for weights in (True, False):

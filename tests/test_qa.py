@@ -22,7 +22,7 @@ from farspan.text.retrieval import build
 
 import tiny
 from cepe_models import tiny_cepe
-from naive import naive_greedy
+from naive import greedy_until
 from tiny import tiny_model, write_lines
 
 PEOPLE = ["Ada", "Grace", "Alan", "Kurt", "Emmy", "Sonja", "Carl", "Marie", "Niels", "Lise"]
@@ -258,11 +258,10 @@ def test_answers_are_greedy(architecture: str, data: str, tokenizer: PreTrainedT
     for row in rows:
         given = examples[row.example]
         prompt = np.concatenate([given.head, *given.passages[: row.length], given.query])
-        new = naive_greedy(lm.model, torch.from_numpy(prompt)[None], 6)[0].tolist()
-        ended = next((i for i, token in enumerate(new) if token in ends), 6)
-        answer = tokenizer.decode(new[:ended], skip_special_tokens=True).partition("\n")[0].strip()
+        new = greedy_until(lm.model, prompt, 6, ends)
+        answer = tokenizer.decode(new, skip_special_tokens=True).partition("\n")[0].strip()
         assert row.scores["answer"] == answer
-        assert row.scores["new_tokens"] == ended
+        assert row.scores["new_tokens"] == len(new)
         assert row.scores["context"] == len(prompt)
         assert row.scores["head_tokens"] + sum(row.scores["passage_tokens"]) < len(prompt)
         assert row.scores["exact_match"] == (exact_match(answer, row.scores["answers"]))
@@ -379,13 +378,8 @@ def test_the_command_answers(data: str, lm: LM, tmp_path: Path, monkeypatch: pyt
     assert "5 passages are needed" in refused(farspan(*common, "--lengths", "5"))
 
 
-def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(
-    data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    lm = wrap(model, tokenizer, "broken")
+def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(data: str, lm: LM, tmp_path: Path) -> None:
+    lm.model.model.norm.weight.data.fill_(torch.nan)
     rows = measured(tmp_path / "run", lm, task(f"qa:data={data},shots=0").on(lm, ""), lengths=(1, 2), repeats=2)
     assert [(row.status, row.scores) for row in rows] == [("nan", {})] * 4
     assert "logits that are not finite" in rows[0].reason

@@ -1,5 +1,6 @@
 """The dense reader against one plain forward, on every way of carrying a text that transformers has."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -219,11 +220,9 @@ def test_padding_is_scored_as_nan_and_changes_nothing_before_it(lm: LM) -> None:
     torch.testing.assert_close(part.nats[0], whole.nats[0])
 
 
-def test_nan_logits_are_no_hits(tokenizer: Any) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    scores = DenseReader(wrap(model, tokenizer, "nan")).read(some_ids(1, 10)).score(some_ids(1, 10, 1))
+def test_nan_logits_are_no_hits(lm: LM) -> None:
+    lm.model.model.norm.weight.data.fill_(torch.nan)
+    scores = DenseReader(lm).read(some_ids(1, 10)).score(some_ids(1, 10, 1))
     assert scores.nats.isnan().all()
     assert (scores.rank == -1).all()
 
@@ -307,30 +306,24 @@ def test_a_memory_holds_at_most_a_quarter_more_than_its_keys(lm: LM) -> None:
     assert keys <= memory.num_bytes <= 1.26 * keys
 
 
-def test_an_empty_memory_cannot_be_asked(lm: LM) -> None:
-    with pytest.raises(ValueError, match="the memory is empty"):
-        DenseReader(lm).read().score(some_ids(1, 4))
-
-
-def test_rows_that_do_not_divide_are_refused(lm: LM) -> None:
-    with pytest.raises(ValueError, match="3 rows cannot be scored on a memory of 2"):
-        DenseReader(lm).read(some_ids(2, 4)).score(some_ids(3, 4))
-
-
-def test_another_batch_size_is_refused(lm: LM) -> None:
-    memory = DenseReader(lm).read(some_ids(2, 4))
-    with pytest.raises(ValueError, match="2 rows; 3"):
-        memory.read(some_ids(3, 4))
-
-
-def test_padding_is_refused_in_what_is_read(lm: LM) -> None:
-    with pytest.raises(ValueError, match="without padding"):
-        DenseReader(lm).read(torch.tensor([[5, -1]]))
-
-
-def test_padding_is_refused_in_what_is_continued(lm: LM) -> None:
-    with pytest.raises(ValueError, match="generate continues rows without padding"):
-        DenseReader(lm).read(some_ids(1, 4)).generate(torch.tensor([[5, -1]]), 2)
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda reader: reader.read().score(some_ids(1, 4)), "the memory is empty"),
+        (lambda reader: reader.read(some_ids(2, 4)).score(some_ids(3, 4)), "3 rows cannot be scored on a memory of 2"),
+        (lambda reader: reader.read(some_ids(2, 4)).read(some_ids(3, 4)), "2 rows; 3"),
+        (lambda reader: reader.read(torch.tensor([[5, -1]])), "without padding"),
+        (
+            lambda reader: reader.read(some_ids(1, 4)).generate(torch.tensor([[5, -1]]), 2),
+            "generate continues rows without padding",
+        ),
+    ],
+)
+def test_other_rows_than_those_of_the_memory_and_padding_are_refused(
+    ask: Callable[[DenseReader], Any], message: str, lm: LM
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask(DenseReader(lm))
 
 
 def test_the_end_of_learned_positions_is_an_error_that_names_it(tokenizer: Any) -> None:
@@ -600,9 +593,11 @@ def test_a_reader_of_another_method_is_refused_while_one_is_on(lm: LM) -> None:
         ({"temperature": 1.0, "top_p": 0.0}, "top_p: got 0, expected a share"),
         ({"top_p": 2.0}, "above 0 and at most 1"),
         ({"top_p": float("nan")}, "top_p: got nan"),
+        ({"seed": 2**64}, rf"seed: got {2**64}, expected a number from -2\*\*63 to 2\*\*64 - 1"),
+        ({"seed": -(2**63) - 1}, rf"seed: got {-(2**63) - 1}, expected a number"),
     ],
 )
-def test_settings_that_no_token_can_be_sampled_with_are_refused(how: dict[str, float], message: str, lm: LM) -> None:
+def test_settings_that_no_token_can_be_sampled_with_are_refused(how: dict[str, Any], message: str, lm: LM) -> None:
     with pytest.raises(ValueError, match=message):
         dense_reader(lm).read(some_ids(1, 4)).generate(some_ids(1, 3), 2, **how)
 
@@ -635,12 +630,6 @@ def test_ids_that_are_no_rows_of_tokens_are_refused(
             with pytest.raises(ValueError, match=message):
                 call(given)
         assert memory.score(torch.tensor([[5, 6, -1, -1]])).nats.isnan().sum() == 2
-
-
-@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
-def test_seeds_that_torch_does_not_take_are_refused(seed: int, lm: LM) -> None:
-    with pytest.raises(ValueError, match=rf"seed: got {seed}, expected a number from -2\*\*63 to 2\*\*64 - 1"):
-        dense_reader(lm).read(some_ids(1, 4)).generate(some_ids(1, 3), 2, seed=seed)
 
 
 def test_models_with_capped_scores_are_read_by_eager_attention(tokenizer: Any, tmp_path: Path) -> None:

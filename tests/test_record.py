@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,19 +100,15 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "run") == [row(repeat) for repeat in range(4)]
 
 
-def test_every_start_is_recorded_with_its_command_and_versions(tmp_path: Path) -> None:
+def test_settings_and_every_start_are_recorded_with_command_and_versions(tmp_path: Path) -> None:
     made(tmp_path / "run")
     made(tmp_path / "run", 0)
+    assert read_header(tmp_path / "run")["settings"] == {"task": "curve", "seed": 0, "lengths": [8, 16]}
     sessions = read_header(tmp_path / "run")["sessions"]
     assert len(sessions) == 2
     assert sessions[0]["command"] == sys.argv
     assert {"started", "python", "packages", "platform", "cores", "threads", "git"} <= sessions[0].keys()
     assert sessions[0]["packages"].keys() >= {"farspan", "torch", "transformers"}
-
-
-def test_settings_are_recorded(tmp_path: Path) -> None:
-    made(tmp_path / "run")
-    assert read_header(tmp_path / "run")["settings"] == {"task": "curve", "seed": 0, "lengths": [8, 16]}
 
 
 def test_the_key_of_a_row_is_what_was_measured_not_how_it_went() -> None:
@@ -197,40 +194,30 @@ def test_a_start_that_ended_before_run_json_does_not_block_the_next(tmp_path: Pa
 # a full disk
 
 
-def test_a_full_disk_leaves_the_rows_before_and_says_how_many(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [0, 50])  # bytes
+def test_a_full_disk_leaves_the_rows_before_and_is_named_with_their_number_and_file(tmp_path: Path, room: int) -> None:
     path = made(tmp_path / "run")
     before = path.read_bytes()
+    said = "the 3 rows before it are safe: free space and repeat the command"
     with Run.open(tmp_path / "run", SETTINGS) as run:
-        with files_no_larger_than(len(before) + 50), pytest.raises(OSError, match="the 3 rows before it are safe"):
+        with files_no_larger_than(len(before) + room), pytest.raises(OSError, match=said) as raised:
             run.append(row(3))
+        assert raised.value.filename == str(path)
+        assert raised.value.errno
         assert path.read_bytes() == before
         assert len(run.rows) == 3
         run.append(row(3))  # there is room again
     assert read_rows(tmp_path / "run") == [row(repeat) for repeat in range(4)]
 
 
-def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
-    path = made(tmp_path / "run")
-    with Run.open(tmp_path / "run", SETTINGS) as run, files_no_larger_than(path.stat().st_size):
-        with pytest.raises(OSError, match="free space and repeat the command") as raised:
-            run.append(row(3))
-        assert raised.value.filename == str(path)
-        assert raised.value.errno
-
-
-def test_a_disk_full_from_the_start_does_not_block_the_repeated_command(tmp_path: Path) -> None:
-    with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
-        Run.open(tmp_path / "run", SETTINGS)
-    made(tmp_path / "run")
-    assert len(read_rows(tmp_path / "run")) == 3
-
-
-def test_a_full_disk_does_not_damage_run_json(tmp_path: Path) -> None:
-    made(tmp_path / "run")
-    before = read_header(tmp_path / "run")
-    with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
-        Run.open(tmp_path / "run", SETTINGS)
-    assert read_header(tmp_path / "run") == before
+def test_a_disk_full_at_the_start_damages_nothing_and_does_not_block_the_repeated_command(tmp_path: Path) -> None:
+    for count in (0, 3):
+        before = read_header(tmp_path / "run") if count else None
+        with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
+            Run.open(tmp_path / "run", SETTINGS)
+        assert before is None or read_header(tmp_path / "run") == before
+        made(tmp_path / "run")
+        assert len(read_rows(tmp_path / "run")) == count + 3
 
 
 def test_a_row_with_nan_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -242,10 +229,21 @@ def test_a_row_with_nan_is_refused_before_anything_is_written(tmp_path: Path) ->
 # what is refused
 
 
-def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (SETTINGS | {"seed": 1}, r"other settings: seed was 0, now 1\. Repeat .* another folder \(--out"),
+        ({"task": "curve", "lengths": (8, 16), "depth": 2}, r"depth was None, now 2; seed was 0, now None"),
+    ],
+)
+def test_other_settings_are_refused_with_both_values_and_the_run_is_left_as_it_was(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
     made(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"other settings: seed was 0, now 1\. Repeat .* another folder \(--out"):
-        Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ValueError, match=said):
+        Run.open(tmp_path / "run", settings)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
 def test_a_run_whose_form_has_no_version_is_continued(tmp_path: Path) -> None:
@@ -265,24 +263,10 @@ def test_a_run_of_a_newer_form_is_refused(tmp_path: Path) -> None:
             read(tmp_path / "run")
 
 
-def test_a_setting_that_is_new_or_gone_is_another_setting(tmp_path: Path) -> None:
-    made(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"depth was None, now 2; seed was 0, now None"):
-        Run.open(tmp_path / "run", {"task": "curve", "lengths": (8, 16), "depth": 2})
-
-
 def test_settings_are_the_same_after_their_way_through_json(tmp_path: Path) -> None:
     made(tmp_path / "run")
     made(tmp_path / "run")  # the lengths are a tuple here and a list there
     assert len(read_rows(tmp_path / "run")) == 6
-
-
-def test_a_refused_run_is_left_as_it_was(tmp_path: Path) -> None:
-    made(tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(ValueError, match="other settings"):
-        Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
 def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:

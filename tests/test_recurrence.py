@@ -26,9 +26,11 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
 from farspan.train.trainer import read_log
 
+import tiny
 from naive import naive_llama
-from tiny import assert_same_weights, configure, nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
+from tiny import assert_same_weights, configure, nats_by, nats_of, open_lm, refused, same, saved, some_ids, tiny_model
 
+Make = Callable[..., LmSettings]
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 WORDS = [
     "The",
@@ -181,13 +183,13 @@ def test_an_evaluation_leaves_the_memory_of_the_training_as_it_is() -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Callable[..., LmSettings]:
+def settings(tmp_path: Path) -> Make:
     """A training of a second with recurrence."""
     made = of_a_second(tmp_path, TEXT)
     return lambda out, *overrides: made(out, "recurrence.memory=24", "trainer.window=16", *overrides)
 
 
-def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(settings: Callable[..., LmSettings]) -> None:
+def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(settings: Make) -> None:
     chosen, said = settings("a"), list[str]()
     summary = train(chosen, TrainingWatch(notice=said.append))
     log = read_log(Path(chosen.out))
@@ -202,7 +204,7 @@ def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(setti
     nats_by(how, lm, some_ids(1, 60))  # not refused
 
 
-def test_the_held_out_loss_is_that_of_the_method(settings: Callable[..., LmSettings], tmp_path: Path) -> None:
+def test_the_held_out_loss_is_that_of_the_method(settings: Make, tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text(TEXT[::-1][: len(TEXT) // 12])
     chosen = settings("a", f"data.held_out={tmp_path / 'b.txt'}", "trainer.micro_batch=1", "trainer.evaluate_every=5")
     summary = train(chosen)
@@ -213,7 +215,7 @@ def test_the_held_out_loss_is_that_of_the_method(settings: Callable[..., LmSetti
     assert summary["held_out_loss"] == pytest.approx(float(nats.mean()), rel=1e-4)
 
 
-def test_the_memory_changes_the_training_from_the_second_step_on(settings: Callable[..., LmSettings]) -> None:
+def test_the_memory_changes_the_training_from_the_second_step_on(settings: Make) -> None:
     losses = []
     for memory in (0, 24):
         train(chosen := settings(f"{memory}", f"recurrence.memory={memory}", "trainer.steps=2", "trainer.log_every=1"))
@@ -223,13 +225,13 @@ def test_the_memory_changes_the_training_from_the_second_step_on(settings: Calla
     assert losses[0][1] != losses[1][1]
 
 
-def test_a_batch_in_pieces_trains_as_the_whole(settings: Callable[..., LmSettings]) -> None:
+def test_a_batch_in_pieces_trains_as_the_whole(settings: Make) -> None:
     losses = [train(settings(f"{n}", f"trainer.micro_batch={n}", "trainer.steps=6"))["loss"] for n in (1, 4)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.fixture
-def further(settings: Callable[..., LmSettings], tmp_path: Path) -> Callable[..., LmSettings]:
+def further(settings: Make, tmp_path: Path) -> Make:
     """A training that goes on with the model of another one: `further("name", "table.key=value", ...)`."""
     train(first := settings("first", "trainer.steps=2"))
     lines = ['out = "?"', "[data]", f"text = {str(tmp_path / 'a.txt')!r}", "[model]", f"start = {first.out!r}"]
@@ -239,7 +241,7 @@ def further(settings: Callable[..., LmSettings], tmp_path: Path) -> Callable[...
     return lambda out, *overrides: read_config(tmp_path / "b.toml", LmSettings, [f"out={tmp_path / out}", *overrides])
 
 
-def test_a_model_is_trained_further_with_its_tokenizer(further: Callable[..., LmSettings]) -> None:
+def test_a_model_is_trained_further_with_its_tokenizer(further: Make) -> None:
     chosen = further("a", "recurrence.memory=64")
     train(chosen)
     first, now = (farspan.load(folder, device="cpu") for folder in (chosen.model.start, chosen.out))
@@ -249,7 +251,7 @@ def test_a_model_is_trained_further_with_its_tokenizer(further: Callable[..., Lm
     assert all(0 < (a - b).abs().max() < 1e-2 for a, b in pairs)
 
 
-def test_a_training_does_not_continue_from_a_base_model_that_has_changed(further: Callable[..., LmSettings]) -> None:
+def test_a_training_does_not_continue_from_a_base_model_that_has_changed(further: Make) -> None:
     rates = ("optimizer.decay_fraction=0",)  # constant, so that the training can be prolonged
     done, more = (further("a", f"trainer.steps={steps}", *rates) for steps in (2, 4))
     train(done)
@@ -266,16 +268,13 @@ def test_a_training_does_not_continue_from_a_base_model_that_has_changed(further
     train(more)
 
 
-def test_a_training_further_stopped_and_repeated_ends_with_the_same_weights(
-    further: Callable[..., LmSettings], counted: list[int]
-) -> None:
+def test_a_training_further_stopped_and_repeated_ends_with_the_same_weights(further: Make, counted: list[int]) -> None:
     whole, stopped = (further(out, "trainer.steps=4", "trainer.save_every=2") for out in ("whole", "stopped"))
     train(whole)
-    counted[:] = [0, 4]
-    with pytest.raises(KeyboardInterrupt):
+    with tiny.interrupted(counted, 4):
         train(stopped)
     train(stopped)
-    assert counted[0] == 4 + 2
+    assert counted[0] == 2
     assert_same_weights(stopped, whole)
 
 
@@ -286,9 +285,7 @@ def test_a_training_further_stopped_and_repeated_ends_with_the_same_weights(
         (["model.start=nothing/here"], "nothing/here"),
     ],
 )
-def test_a_start_that_cannot_be_used_is_refused(
-    further: Callable[..., LmSettings], overrides: list[str], message: str
-) -> None:
+def test_a_start_that_cannot_be_used_is_refused(further: Make, overrides: list[str], message: str) -> None:
     with refused(message):
         train(further("a", *overrides))
 
@@ -305,29 +302,27 @@ def test_a_start_that_cannot_be_used_is_refused(
     ],
 )
 def test_a_start_of_another_kind_is_refused(
-    further: Callable[..., LmSettings], architecture: str, changes: Any, message: str, tokenizer: Any, tmp_path: Path
+    further: Make, architecture: str, changes: Any, message: str, tokenizer: Any, tmp_path: Path
 ) -> None:
-    tiny_model(architecture, **changes).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+    saved(tmp_path / "other", tokenizer, tiny_model(architecture, **changes))
     with pytest.raises(ValueError, match=message):
         train(further("a", f"model.start={tmp_path / 'other'}"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
-    settings: Callable[..., LmSettings], workers: int, counted: list[int]
+    settings: Make, workers: int, counted: list[int]
 ) -> None:
     whole, stopped = (settings(out, f"trainer.workers={workers}") for out in ("whole", "stopped"))
     train(whole)
-    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4, 8 forwards
-    with pytest.raises(KeyboardInterrupt):
+    with tiny.interrupted(counted, 13):  # in step 7; a checkpoint was saved after step 4, 8 forwards
         train(stopped)
     train(stopped)
-    assert counted[0] == 13 + 2 * 12 - 8
+    assert counted[0] == 2 * 12 - 8
     assert_same_weights(stopped, whole)
 
 
-def test_a_checkpoint_without_its_memory_is_named(settings: Callable[..., LmSettings]) -> None:
+def test_a_checkpoint_without_its_memory_is_named(settings: Make) -> None:
     chosen = settings("a", "trainer.steps=4")
     train(chosen)
     file = Path(chosen.out) / "checkpoints" / "checkpoint-4" / "carried.pt"
@@ -345,14 +340,14 @@ def test_a_checkpoint_without_its_memory_is_named(settings: Callable[..., LmSett
     ],
 )
 def test_impossible_settings_are_refused_before_the_first_step(
-    settings: Callable[..., LmSettings], overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    settings: Make, overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers.Trainer, "training_step", lambda *_: 1 / 0)
     with refused(message):
         train(settings("a", *overrides))
 
 
-def test_a_shuffled_text_is_refused(settings: Callable[..., LmSettings], tokenizer: Any, tmp_path: Path) -> None:
+def test_a_shuffled_text_is_refused(settings: Make, tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     text = f"data.text=shuffled:{tmp_path / 'a.txt'}"
     with pytest.raises(ValueError, match="is shuffled: training needs its own order"):
@@ -360,12 +355,12 @@ def test_a_shuffled_text_is_refused(settings: Callable[..., LmSettings], tokeniz
 
 
 @pytest.mark.parametrize("memory", ["-1", "true", "many"])
-def test_an_impossible_memory_is_named(settings: Callable[..., LmSettings], memory: str) -> None:
+def test_an_impossible_memory_is_named(settings: Make, memory: str) -> None:
     with pytest.raises(ValueError, match=r"recurrence\.memory: "):
         settings("a", f"recurrence.memory={memory}")
 
 
-def test_several_processes_are_refused(settings: Callable[..., LmSettings], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_are_refused(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match=r"trains in one process.*1 processes and 2 GPUs"):
         train(settings("a"))

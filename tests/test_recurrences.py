@@ -20,7 +20,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.smt import train
 from farspan.train.windows import SparseRows
 
-from tiny import CODE, nats_of, refused
+from tiny import CODE, interrupted, nats_of, refused
 
 ROW, SHORT = 128, 64
 DRAW = Recurrences(ngram=3, largest=20, tokens=10_000)
@@ -227,12 +227,10 @@ def test_a_training_mines_once_and_a_stopped_one_continues_with_the_same_rows(
     train(settings("whole", draw))
     read = len(every_place)
     assert read > 0
-    counted[:] = [0, 7]
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(counted, 7):
         train(settings("stopped", draw))
     stored = json.loads((tmp_path / "stopped" / "recurrences.json").read_text())
     assert len(stored) > 10
-    counted[:] = [0, -1]
     train(settings("stopped", draw))
     assert len(every_place) == 2 * read  # not a third time
     assert losses(settings("stopped", draw)) == losses(settings("whole", draw))

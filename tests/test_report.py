@@ -690,10 +690,7 @@ def test_data_hold_the_means_of_the_repeats() -> None:
         (["nested, books", "nested, shuffled:books"], ["natural text", "shuffled text"]),
         (["nested, books", "probe 32+96, books"], ["nested", "probe 32+96"]),
         (["nested, books", "nested, shuffled:books", "nested, code"], ["books", "shuffled:books", "code"]),
-        (
-            ["all tokens, books", "last 9 tokens, fixed, books"],
-            ["all tokens, books", "last 9 tokens, fixed, books"],
-        ),
+        (["all tokens, books", "last 9 tokens, fixed, books"], ["all tokens, books", "last 9 tokens, fixed, books"]),
     ],
     ids=["shuffled", "protocols", "texts", "other parts"],
 )

@@ -26,7 +26,7 @@ from farspan.stats.forgetting_curves import curve, memory_index
 from farspan.tasks.curve import Curve
 from farspan.terminal import Terminal
 
-from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
+from tiny import nats_by, nats_of, open_lm, same, saved, some_ids, tiny_model
 
 WINDOW = 48  # tokens, of the tiny models here
 SMALL: dict[str, Any] = {"lengths": (12, 60), "repeats": 3, "warmup": 2, "scored": 4, "evaluations": 4, "max_nats": 9.0}
@@ -236,10 +236,7 @@ def test_an_edited_candidate_is_refused(lm: LM) -> None:
         ({"out": "a,b"}, "a method cannot name a file there"),
         ({"lengths": ()}, "lengths: got none"),
         ({"lengths": (100, 60)}, r"lengths \[100, 60\] must ascend, each once: write 60,100"),
-        (
-            {"lengths": (8, 16)},
-            "lengths to 16 tokens are inside the window: .* is 24 of its 48 tokens",
-        ),
+        ({"lengths": (8, 16)}, "lengths to 16 tokens are inside the window: .* is 24 of its 48 tokens"),
         ({"lengths": (60, 5000)}, "text 'text.txt' has"),
         ({"repeats": 1}, "repeats: got 1, expected at least 2"),
         ({"warmup": 50, "scored": 50}, "is longer than the longest text, 60 tokens"),
@@ -291,8 +288,7 @@ def farspan_cli(*arguments: object) -> Any:
 
 @pytest.fixture
 def model(tokenizer: PreTrainedTokenizerFast) -> Path:
-    tiny_model(max_position_embeddings=WINDOW).save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saved("model", tokenizer, tiny_model(max_position_embeddings=WINDOW))
     return Path("model")
 
 

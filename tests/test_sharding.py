@@ -27,7 +27,6 @@ from farspan.terminal import Terminal
 
 from tiny import tiny_model
 
-TEXT = "the quick brown fox jumps over the lazy dog and back again, over and over. " * 60
 METHODS = ["full", "sinks:window=12,sinks=2"]
 TASKS = ["perplexity:target_tokens=8", "curve"]
 SHAPES = (  # (10^9 weights, layers, hidden size) of 14 models from 0.1 to 8 billion weights
@@ -41,12 +40,6 @@ SHAPES = (  # (10^9 weights, layers, hidden size) of 14 models from 0.1 to 8 bil
 def _no_array(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ID", "COUNT", "MIN", "STEP"):
         monkeypatch.delenv(f"SLURM_ARRAY_TASK_{name}", raising=False)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    (tmp_path / "text.txt").write_text(TEXT)
-    return str(tmp_path / "text.txt")
 
 
 # dealing

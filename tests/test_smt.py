@@ -33,7 +33,8 @@ from farspan.train.temperature import check_scaling
 from farspan.train.terms_trainer import TermsTrainer
 from farspan.train.trainer import read_log
 
-from tiny import assert_same_weights, close, nats_by, open_lm, refused, some_ids, tiny_model, weights
+import tiny
+from tiny import assert_same_weights, close, nats_by, open_lm, refused, saved, some_ids, tiny_model, weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
@@ -66,8 +67,7 @@ Make = Callable[..., SmtSettings]
 @pytest.fixture
 def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model", tokenizer)
     for number in range(3):
         (tmp_path / "text").mkdir(exist_ok=True)
         (tmp_path / "text" / f"{number}.txt").write_text("".join(SENTENCE.format(number * i) for i in range(12)))
@@ -368,10 +368,8 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_losses_and_weights(
     tiny_model(family).save_pretrained(tmp_path / "model")
     whole, stopped = settings("whole"), settings("stopped")
     train(whole)
-    counted[:] = [0, 7]  # in step 7; a checkpoint was saved after step 4
-    with pytest.raises(KeyboardInterrupt):
+    with tiny.interrupted(counted, 7):  # in step 7; a checkpoint was saved after step 4
         train(stopped)
-    counted[:] = [0, -1]
     train(stopped)
     assert counted[0] == 8
     assert losses(stopped) == losses(whole)
@@ -567,7 +565,9 @@ def test_the_config_of_a_recipe_is_what_was_measured(monkeypatch: pytest.MonkeyP
     assert given.model_copy(update={"trainer": trainer}) == expected
 
 
-def test_the_kept_rows_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kept_rows_are_those_of_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
     monkeypatch.syspath_prepend(path.parent)
     names = runpy.run_path(str(path))
@@ -575,6 +575,8 @@ def test_the_kept_rows_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) ->
     lines = {line.split(" | ")[0]: line for table in names["expectation_tables"](found) for line in table.splitlines()}
     for name in ("base", "smt", "smt + streaming", "yarn-repeat", "unmixed"):
         assert lines[f"| {name}"] in page.replace("**", ""), name
+    names["against_yarn"](names["recorded_pairs"]())
+    assert capsys.readouterr().out.strip() in page
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba"])

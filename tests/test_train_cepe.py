@@ -40,8 +40,9 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import added_parameters, tiny_encoder
-from tiny import assert_same_weights, close, configure, tiny_model, weights
+from tiny import assert_same_weights, close, configure, saved, tiny_model, weights
 
+Make = Callable[..., Any]
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 
 
@@ -232,7 +233,7 @@ def topical(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["bm25", "dense"])
 def test_passages_of_an_index_are_those_on_the_same_topic(
     kind: str,
-    settings: Callable[..., Any],
+    settings: Make,
     tmp_path: Path,
     topical: Path,
     tokenizer: PreTrainedTokenizerFast,
@@ -278,13 +279,12 @@ def test_passages_of_an_index_are_those_on_the_same_topic(
 
 
 @pytest.fixture
-def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
+def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """A training of a second: `settings("name", "table.key=value", ..., kind=...)`, in the folder of that name."""
     rng = np.random.default_rng(0)
     lines = [json.dumps({"text": " ".join(rng.choice(WORDS, 300))}) for _ in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    tiny_model().save_pretrained(tmp_path / "decoder")
+    saved(tmp_path / "decoder", tokenizer)
     tiny_encoder(max_position_embeddings=16).save_pretrained(tmp_path / "encoder")
     text = str(tmp_path / "a.jsonl")
     config = ['out = "?"', "[model]", f"name = {str(tmp_path / 'decoder')!r}"]
@@ -316,7 +316,7 @@ def log(settings: CepeSettings) -> list[dict[str, Any]]:
     return read_log(Path(settings.out))
 
 
-def test_the_warm_up_learns_to_copy(settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_learns_to_copy(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farspan.train.cepe.COPIES", 0.8)
     said: list[str] = []
     chosen = settings("a", "stage=warmup", "trainer.steps=80", "trainer.batch=8", "trainer.micro_batch=8")
@@ -331,13 +331,13 @@ def test_the_warm_up_learns_to_copy(settings: Callable[..., Any], monkeypatch: p
     assert seen < unseen - 0.5
 
 
-def test_a_warm_up_that_has_not_learned_to_copy_says_so(settings: Callable[..., Any]) -> None:
+def test_a_warm_up_that_has_not_learned_to_copy_says_so(settings: Make) -> None:
     said: list[str] = []
     train(settings("a", "stage=warmup", "trainer.steps=2"), TrainingWatch(notice=said.append))
     assert "has not learned to copy yet" in said[-1]
 
 
-def test_the_loss_is_that_of_the_models_own_forward(settings: Callable[..., Any]) -> None:
+def test_the_loss_is_that_of_the_models_own_forward(settings: Make) -> None:
     lm = opened(settings("a"))
     with torch.no_grad():
         for cross in lm.model.cross_attentions():
@@ -357,7 +357,7 @@ def test_the_loss_is_that_of_the_models_own_forward(settings: Callable[..., Any]
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Callable[..., Any]) -> None:
+def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Make) -> None:
     chosen = settings("a", "trainer.steps=4")
     train(chosen)
     base, lm = tiny_model().state_dict(), farspan.load(chosen.out, device="cpu")
@@ -370,12 +370,12 @@ def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Callable[.
 
 
 def test_activations_are_computed_again_where_they_are_not_kept(
-    settings: Callable[..., Any], trained_computing_again: Callable[..., None]
+    settings: Make, trained_computing_again: Callable[..., None]
 ) -> None:
     trained_computing_again(train, settings, added)
 
 
-def test_checkpoints_hold_only_what_is_trained(settings: Callable[..., Any]) -> None:
+def test_checkpoints_hold_only_what_is_trained(settings: Make) -> None:
     for out, overrides in (("a", ()), ("b", ("model.train_encoder=false",))):
         chosen = settings(out, "trainer.steps=4", *overrides)
         train(chosen)
@@ -385,7 +385,7 @@ def test_checkpoints_hold_only_what_is_trained(settings: Callable[..., Any]) -> 
         assert kept.keys() == expected
 
 
-def test_trained_weights_are_fp32_over_a_decoder_in_bf16(settings: Callable[..., Any]) -> None:
+def test_trained_weights_are_fp32_over_a_decoder_in_bf16(settings: Make) -> None:
     chosen = settings("a", "trainer.steps=2", "model.dtype=bfloat16")
     train(chosen)
     lm = opened(chosen)
@@ -399,7 +399,7 @@ def test_trained_weights_are_fp32_over_a_decoder_in_bf16(settings: Callable[...,
     assert {p.dtype for _, p in added_parameters(main)} == {torch.float32}
 
 
-def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[..., Any]) -> None:
+def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Make) -> None:
     warm = settings("warm", "stage=warmup", "trainer.steps=4")
     train(warm)
     state = opened(settings("main", f"model.warmed_up={warm.out}")).model.state_dict()
@@ -410,7 +410,7 @@ def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[...
     assert all((cross.o_proj.weight == 0).all() for cross in without.cross_attentions())
 
 
-def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Callable[..., Any]) -> None:
+def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Make) -> None:
     def seen(*overrides: str) -> float:
         rows = ready(settings("a", *overrides))[1]
         return float(torch.stack([rows[i]["context_attention_mask"] for i in range(40)]).float().mean())
@@ -421,13 +421,13 @@ def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Cal
     assert 0.7 < seen() < 0.95  # 1 - 0.3 · (0.1 + 0.9 · 9/16)
 
 
-def test_a_training_is_of_its_seed(settings: Callable[..., Any]) -> None:
+def test_a_training_is_of_its_seed(settings: Make) -> None:
     one, same, other = (ready(settings("a", f"trainer.seed={s}"))[1][0] for s in (1, 1, 2))
     assert torch.equal(one["input_ids"], same["input_ids"])
     assert not torch.equal(one["input_ids"], other["input_ids"])
 
 
-def test_a_random_encoder_has_nothing_of_the_warm_up(settings: Callable[..., Any]) -> None:
+def test_a_random_encoder_has_nothing_of_the_warm_up(settings: Make) -> None:
     warm = settings("warm", "stage=warmup", "trainer.steps=4")
     train(warm)
     model = opened(settings("main", f"model.warmed_up={warm.out}", "model.random_encoder=true")).model
@@ -436,7 +436,7 @@ def test_a_random_encoder_has_nothing_of_the_warm_up(settings: Callable[..., Any
     assert not torch.equal(model.state_dict()[name], added(warm)[name])
 
 
-def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
+def test_each_ablation_is_a_field(settings: Make) -> None:
     def weights(*overrides: str) -> dict[str, Tensor]:
         return opened(settings("a", *overrides)).model.state_dict()
 
@@ -451,7 +451,7 @@ def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
     assert torch.equal(added(frozen)[encoder], plain[encoder])
 
 
-def test_an_encoder_beside_that_of_a_warm_up_is_named(settings: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_encoder_beside_that_of_a_warm_up_is_named(settings: Make, tmp_path: Path) -> None:
     """Some configs have both, so that `model.warmed_up=` is all that an ablation changes."""
     train(settings("warm", "stage=warmup", "trainer.steps=2"))
     lines: list[str] = []
@@ -460,16 +460,14 @@ def test_an_encoder_beside_that_of_a_warm_up_is_named(settings: Callable[..., An
     assert lines.count("model.encoder: it is not used, as model.warmed_up has an encoder") == 1
 
 
-def test_layers_and_states_are_chosen(settings: Callable[..., Any]) -> None:
+def test_layers_and_states_are_chosen(settings: Make) -> None:
     config = opened(settings("a", "model.layers=1", "model.states=1")).model.config
     assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (1, 1)
     config = opened(settings("a", "model.layers=2", "model.states=2")).model.config
     assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (2, 2)
 
 
-def test_a_training_is_not_continued_beside_another_frozen_encoder(
-    settings: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_training_is_not_continued_beside_another_frozen_encoder(settings: Make, tmp_path: Path) -> None:
     """Its weights are in no checkpoint; those of a trained encoder are."""
     for frozen in (False, True):
         how = f"model.train_encoder={'false' if frozen else 'true'}", "optimizer.decay_fraction=0"
@@ -488,7 +486,7 @@ def test_a_training_is_not_continued_beside_another_frozen_encoder(
 
 @pytest.mark.parametrize("changed", ["index", "teacher"])
 def test_a_training_is_not_continued_with_another_index_or_teacher(
-    settings: Callable[..., Any], tmp_path: Path, topical: Path, changed: str
+    settings: Make, tmp_path: Path, topical: Path, changed: str
 ) -> None:
     def index(words: int) -> str:
         return str(retrieval.build(str(topical), tmp_path / "index", words=words))
@@ -517,9 +515,7 @@ def test_a_training_is_not_continued_with_another_index_or_teacher(
         run(settings("a", *how, "trainer.steps=4", kind=kind))
 
 
-def test_a_training_is_not_continued_with_another_config_of_the_teacher(
-    settings: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_training_is_not_continued_with_another_config_of_the_teacher(settings: Make, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "decoder", tmp_path / "teacher")
     how = f"distill.teacher={tmp_path / 'teacher'}", "distill.stored=false", "optimizer.decay_fraction=0"
     distil(settings("a", *how, "trainer.steps=2", kind=DistillSettings))
@@ -528,7 +524,7 @@ def test_a_training_is_not_continued_with_another_config_of_the_teacher(
         distil(settings("a", *how, "trainer.steps=3", kind=DistillSettings))
 
 
-def test_a_training_records_the_weights_that_it_began_with(settings: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_training_records_the_weights_that_it_began_with(settings: Make, tmp_path: Path) -> None:
     warm_up = train(settings("warm", "stage=warmup", "trainer.steps=2"))
     assert warm_up["encoder"] == fingerprint(nn.ModuleList([tiny_encoder(max_position_embeddings=16)]))
     how = f"model.warmed_up={tmp_path / 'warm'}", "optimizer.decay_fraction=0"
@@ -540,7 +536,7 @@ def test_a_training_records_the_weights_that_it_began_with(settings: Callable[..
     assert train(settings("b", *how, "trainer.steps=2"))["warmed_up"] != before["warmed_up"]
 
 
-def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) -> None:
+def test_zero_queries_keys_and_values_never_learn(settings: Make) -> None:
     """With an output projection of zero as well, every gradient is zero: the ablation is the base."""
     lm = opened(settings("a", "model.initial=zero"))
     row = DocumentRows(
@@ -551,7 +547,7 @@ def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) 
     assert all(p.grad is None or not p.grad.any() for _, p in added_parameters(lm.model))
 
 
-def test_without_a_chunk_in_sight_a_batch_is_read_as_by_the_decoder(settings: Callable[..., Any]) -> None:
+def test_without_a_chunk_in_sight_a_batch_is_read_as_by_the_decoder(settings: Make) -> None:
     lm = opened(settings("a"))
     ids = torch.randint(1, 290, (2, 9), generator=torch.Generator().manual_seed(0))
     chunks = torch.ones(2, 3, 4, dtype=torch.long)
@@ -563,7 +559,7 @@ def test_without_a_chunk_in_sight_a_batch_is_read_as_by_the_decoder(settings: Ca
 
 
 def test_a_training_killed_and_repeated_has_the_same_losses_and_weights(
-    settings: Callable[..., Any], left_by_a_kill: Callable[..., None]
+    settings: Make, left_by_a_kill: Callable[..., None]
 ) -> None:
     whole, killed = settings("whole"), settings("killed")
     left_by_a_kill(Trainer, "training_step", whole, killed, at=13)  # in step 7; a checkpoint was saved after step 4
@@ -576,26 +572,7 @@ def test_a_training_killed_and_repeated_has_the_same_losses_and_weights(
     assert_same(whole, killed)
 
 
-@pytest.mark.parametrize("half", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
-def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any], half: str) -> None:
-    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
-    longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
-    file = Path(longer.out) / "checkpoints" / "checkpoint-4" / half
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=rf"checkpoint-4/{half} is damaged, incomplete.*Delete the folder"):
-        train(longer)
-
-
-@pytest.mark.parametrize("gone", ["optimizer.pt", "scheduler.pt"])
-def test_a_checkpoint_that_lacks_a_file_is_refused(settings: Callable[..., Any], gone: str) -> None:
-    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
-    longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
-    (Path(longer.out) / "checkpoints" / "checkpoint-4" / gone).unlink()
-    with pytest.raises(ValueError, match=f"checkpoint-4/{gone} is damaged, incomplete"):
-        train(longer)
-
-
-def test_a_checkpoint_that_lacks_what_is_trained_is_refused(settings: Callable[..., Any]) -> None:
+def test_a_checkpoint_that_lacks_what_is_trained_is_refused(settings: Make) -> None:
     train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
     longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
     file = Path(longer.out) / "checkpoints" / "checkpoint-4" / "model.safetensors"
@@ -606,7 +583,7 @@ def test_a_checkpoint_that_lacks_what_is_trained_is_refused(settings: Callable[.
         train(longer)
 
 
-def test_a_training_watches_itself(settings: Callable[..., Any], drawn: None) -> None:
+def test_a_training_watches_itself(settings: Make, drawn: None) -> None:
     chosen = settings("a", "trainer.steps=4", "watch.every=2", "watch.repeats=2", "watch.curve=false")
     train(chosen)
     measured = [entry for entry in log(chosen) if "farspan/perplexity_24" in entry]
@@ -634,7 +611,7 @@ ENCODER = "an encoder and cross-attention, 5 parameters, were trained beside dec
     ],
 )  # fmt: skip
 def test_a_card_says_what_was_trained_and_whether_to_copy(
-    settings: Callable[..., Any], changes: tuple[str, ...], parts: tuple[str, ...]
+    settings: Make, changes: tuple[str, ...], parts: tuple[str, ...]
 ) -> None:
     chosen = settings("a", *changes)
     summary = {"settings": chosen.model_dump(mode="json"), "stage": chosen.stage, "trained": 5, "rows": 48}
@@ -643,7 +620,7 @@ def test_a_card_says_what_was_trained_and_whether_to_copy(
     assert ("do not compare this model's forgetting curve" in card) == any("warm-up" in part for part in parts)
 
 
-def test_a_card_names_the_index_of_its_passages_and_its_teacher(settings: Callable[..., Any]) -> None:
+def test_a_card_names_the_index_of_its_passages_and_its_teacher(settings: Make) -> None:
     mixture = "data.mixture={retrieved=0.25,cat=0.75}", "data.index=indexes/mine", "data.query=8"
     chosen = settings("a", *mixture)
     summary = {"stage": "main", "trained": 5, "rows": 48, "from": {"separator": {"ids": [0]}}}
@@ -660,9 +637,7 @@ def test_a_card_names_the_index_of_its_passages_and_its_teacher(settings: Callab
     assert "distributions" not in cepe_card(summary | {"settings": chosen.model_dump(mode="json")}, [])
 
 
-def test_what_is_measured_is_reported(
-    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_measured_is_reported(settings: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: dict[int, set[str]] = {}
     shown: list[tuple[str, int]] = []
 
@@ -687,7 +662,7 @@ def test_what_is_measured_is_reported(
     assert "Forgetting curve, half-life in tokens, step 0, step 4: " in (tmp_path / "a" / "README.md").read_text()
 
 
-def test_none_and_all_are_names_of_reporters(settings: Callable[..., Any]) -> None:
+def test_none_and_all_are_names_of_reporters(settings: Make) -> None:
     for name in ("none", "all"):
         assert train(settings(name, "trainer.steps=2", f'trainer.report_to=["{name}"]'))["loss"] > 0
 
@@ -704,7 +679,7 @@ def test_a_single_loss_is_drawn_as_a_point(tmp_path: Path, monkeypatch: pytest.M
     assert markers == ["o"] * 4
 
 
-def test_a_watch_that_is_refused_does_not_take_the_folder(settings: Callable[..., Any]) -> None:
+def test_a_watch_that_is_refused_does_not_take_the_folder(settings: Make) -> None:
     with pytest.raises(ValueError, match="tokens = 10 are too few"):
         train(settings("a", "watch.every=2", "watch.tokens=10"))
     assert train(settings("a", "trainer.steps=2"))["loss"] > 0
@@ -720,7 +695,7 @@ def test_a_watch_that_is_refused_does_not_take_the_folder(settings: Callable[...
     ],
 )
 def test_what_can_be_refused_is_refused_before_a_teacher_is_asked(
-    settings: Callable[..., Any], overrides: list[str], message: str
+    settings: Make, overrides: list[str], message: str
 ) -> None:
     said: list[str] = []
     with pytest.raises(ValueError, match=message):
@@ -741,12 +716,12 @@ def test_what_can_be_refused_is_refused_before_a_teacher_is_asked(
         (["trainer.engine=fsdp2"], "distributes a training over processes, but there is only one"),
     ],
 )
-def test_impossible_settings_are_refused(settings: Callable[..., Any], overrides: list[str], message: str) -> None:
+def test_impossible_settings_are_refused(settings: Make, overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train(settings("a", *overrides))
 
 
-def test_a_field_that_does_not_exist_is_named_with_the_closest(settings: Callable[..., Any]) -> None:
+def test_a_field_that_does_not_exist_is_named_with_the_closest(settings: Make) -> None:
     with pytest.raises(ValueError, match=r"model\.train_encodr: .*did you mean 'train_encoder'"):
         settings("a", "model.train_encodr=false")
     with pytest.raises(ValueError, match=r"data\.noise\.rte: .*did you mean 'rate'"):
@@ -758,14 +733,14 @@ def test_a_field_that_does_not_exist_is_named_with_the_closest(settings: Callabl
 # distillation
 
 
-def test_distillation_brings_the_student_to_its_teacher(settings: Callable[..., Any]) -> None:
+def test_distillation_brings_the_student_to_its_teacher(settings: Make) -> None:
     chosen = settings("a", "distill.ce=0", "trainer.steps=40", "distill.variant=rest", kind=DistillSettings)
     distil(chosen)
     divergences = [entry["loss_kl"] for entry in log(chosen) if "loss_kl" in entry]
     assert divergences[-1] < 0.9 * divergences[0]
 
 
-def test_a_teacher_asked_once_teaches_as_one_asked_at_each_step(settings: Callable[..., Any]) -> None:
+def test_a_teacher_asked_once_teaches_as_one_asked_at_each_step(settings: Make) -> None:
     stored, online = (settings(f"{s}", f"distill.stored={s}", "trainer.steps=6", kind=DistillSettings)
                       for s in ("true", "false"))  # fmt: skip
     summaries = distil(stored), distil(online)
@@ -773,7 +748,7 @@ def test_a_teacher_asked_once_teaches_as_one_asked_at_each_step(settings: Callab
     assert_same(stored, online)
 
 
-def test_a_teacher_that_was_stopped_goes_on(settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_was_stopped_goes_on(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from farspan.train import distill
 
     whole, stopped = (settings(out, "trainer.steps=6", kind=DistillSettings) for out in ("whole", "stopped"))
@@ -797,7 +772,7 @@ def test_a_teacher_that_was_stopped_goes_on(settings: Callable[..., Any], monkey
 
 
 def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
-    settings: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
 
@@ -822,7 +797,7 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
         taught(8, "grown")
 
 
-def test_a_teacher_does_not_read_for_a_longer_training_that_is_refused(settings: Callable[..., Any]) -> None:
+def test_a_teacher_does_not_read_for_a_longer_training_that_is_refused(settings: Make) -> None:
     distil(chosen := settings("a", "trainer.steps=4", kind=DistillSettings))
     before = (Path(chosen.out) / "teacher" / "done.json").read_text()
     with pytest.raises(ValueError, match="since the learning rates depend on the number of steps"):
@@ -831,7 +806,7 @@ def test_a_teacher_does_not_read_for_a_longer_training_that_is_refused(settings:
 
 
 @pytest.mark.parametrize("half", ["log_probs.npy", "index.npy", "done.json"])
-def test_half_of_what_a_teacher_said_is_named(settings: Callable[..., Any], half: str) -> None:
+def test_half_of_what_a_teacher_said_is_named(settings: Make, half: str) -> None:
     chosen = settings("a", "trainer.steps=4", kind=DistillSettings)
     distil(chosen)
     file = Path(chosen.out) / "teacher" / half
@@ -840,7 +815,7 @@ def test_half_of_what_a_teacher_said_is_named(settings: Callable[..., Any], half
         distil(chosen)
 
 
-def test_the_loss_weighs_cross_entropy_and_divergence_as_it_is_told(settings: Callable[..., Any]) -> None:
+def test_the_loss_weighs_cross_entropy_and_divergence_as_it_is_told(settings: Make) -> None:
     chosen = settings("a", "distill.ce=0.5", "distill.kl=3", "trainer.steps=3", "trainer.log_every=1",
                       "optimizer.decay_fraction=0", kind=DistillSettings)  # fmt: skip
     distil(chosen)
@@ -864,7 +839,7 @@ class Unlabelled(Dataset[dict[str, Tensor]]):
 
 
 def test_each_part_of_a_distillation_is_one_mean_over_a_step_however_it_is_cut(
-    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ce` over its labels, `kl` over all positions: losses and gradients, where rows differ in their labels."""
     found: dict[str, dict[str, Tensor]] = {}
@@ -887,7 +862,7 @@ def test_each_part_of_a_distillation_is_one_mean_over_a_step_however_it_is_cut(
             torch.testing.assert_close(found[cut][name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[..., Any]) -> None:
+def test_without_a_divergence_distillation_is_the_main_stage(settings: Make) -> None:
     plain = settings("plain", "trainer.steps=4")
     alone = settings("alone", "trainer.steps=4", "distill.kl=0", kind=DistillSettings)
     train(plain)
@@ -897,10 +872,9 @@ def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[
 
 
 def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
-    settings: Callable[..., Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+    settings: Make, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    tiny_model(vocab_size=310).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+    saved(tmp_path / "other", tokenizer, tiny_model(vocab_size=310))
     with pytest.raises(ValueError, match=r"another vocabulary \(310 tokens\) than the decoder .* \(300\)"):
         distil(settings("a", f"distill.teacher={tmp_path / 'other'}", "data.text=unread", kind=DistillSettings))
     with pytest.raises(ValueError, match=r"585 tokens are more than the 512 it was trained on"):
@@ -910,17 +884,16 @@ def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
 
 
 def test_a_teacher_whose_tokenizer_reads_otherwise_is_refused(
-    settings: Callable[..., Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+    settings: Make, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    tiny_model().save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+    saved(tmp_path / "other", tokenizer)
     file = tmp_path / "other" / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Lowercase"}}))
     with pytest.raises(ValueError, match="another vocabulary"):
         distil(settings("a", f"distill.teacher={tmp_path / 'other'}", kind=DistillSettings))
 
 
-def test_windows_that_no_teacher_could_read_are_refused(settings: Callable[..., Any]) -> None:
+def test_windows_that_no_teacher_could_read_are_refused(settings: Make) -> None:
     chosen = settings("a", kind=DistillSettings)
     lm, rows = ready(chosen)
     retrieved = ["data.mixture={ retrieved = 1.0 }", "data.index=i", "data.query=8"]
@@ -931,7 +904,7 @@ def test_windows_that_no_teacher_could_read_are_refused(settings: Callable[..., 
         teacher_of(chosen, rows, lm)
 
 
-def test_a_distribution_leaves_a_remainder(settings: Callable[..., Any]) -> None:
+def test_a_distribution_leaves_a_remainder(settings: Make) -> None:
     chosen = settings("a", "distill.top=1000", kind=DistillSettings)
     lm, rows = ready(chosen)
     assert teacher_of(chosen, rows, lm).top == 299  # of 300

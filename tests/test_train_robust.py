@@ -36,7 +36,7 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import read_log
 
 from cepe_models import tiny_encoder
-from tiny import configure, files_no_larger_than, tiny_model
+from tiny import configure, files_no_larger_than, saved
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "lm": (lm.LmSettings, lm.train),
@@ -90,8 +90,7 @@ Make = Callable[..., Any]
 def base(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
     """A folder with a model, an encoder, a text and a config of each training."""
     folder = tmp_path_factory.mktemp("base")
-    tiny_model().save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    saved(folder / "model", tokenizer)
     tiny_encoder().save_pretrained(folder / "encoder")
     (folder / "text").mkdir()
     for number in range(3):
@@ -356,34 +355,20 @@ def a_link_to_itself(file: Path) -> None:
     file.symlink_to(file)
 
 
-def of_another_version(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"what_comes_next": 1}))
+def with_state(**values: Any) -> Callable[[Path], None]:
+    """A damage that sets values of trainer_state.json."""
 
+    def damage(file: Path) -> None:
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
-def without_a_history(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"log_history": []}))
-
-
-def with_a_number_as_history(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"log_history": 5}))
-
-
-def of_another_step(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"global_step": 3}))
-
-
-def of_no_length(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_steps": 0}))
+    damage.__name__ = " ".join(f"{name}={value}" for name, value in values.items())
+    return damage
 
 
 def of_no_seconds(file: Path) -> None:
     state = json.loads(file.read_text())
     state["stateful_callbacks"]["Clock"] = {"attributes": {"seconds": "long"}}
     file.write_text(json.dumps(state))
-
-
-def of_no_callbacks(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"stateful_callbacks": {}}))
 
 
 def not_finite(file: Path) -> None:
@@ -399,8 +384,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
     "scheduler.pt": BINARY,
     "rng_state.pth": (*BINARY, a_link_to_itself),
     "trainer_state.json": (
-        cut, empty, gone, a_list, of_another_version, without_a_history, with_a_number_as_history, of_another_step,
-        of_no_callbacks, of_no_length, of_no_seconds,
+        cut, empty, gone, a_list, with_state(what_comes_next=1), with_state(log_history=[]), with_state(log_history=5),
+        with_state(global_step=3), with_state(stateful_callbacks={}), with_state(max_steps=0), of_no_seconds,
     ),
     "scaler.pt": (pickled, a_list),
 }  # fmt: skip
@@ -887,11 +872,7 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ("distill", ["distill.delta=1e-3"], r"distill: delta = 0\.001 has no effect with variant = 'drop'"),
         ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
         ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"needs trainer\.steps >= "),
-        (
-            "smt",
-            ["optimizer.warmup_steps=9"],
-            r"give optimizer\.warmup_steps <= 4, or a share of all steps",
-        ),
+        ("smt", ["optimizer.warmup_steps=9"], r"give optimizer\.warmup_steps <= 4, or a share of all steps"),
         ("lm", ["tokenizer.folder=nowhere/at-all"], r"tokenizer 'nowhere/at-all'"),
     ],
 )

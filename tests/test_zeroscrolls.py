@@ -20,6 +20,7 @@ from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, load_items
 
 import tiny
 from cepe_models import tiny_cepe
+from naive import greedy_until
 from tiny import tiny_model, write_lines
 
 METHODS = [
@@ -187,17 +188,6 @@ def test_the_publications_own_forms_are_read(tmp_path: Path) -> None:
     assert items[1].after.endswith("Query:\nWho?\n\nAnswer:\n")
 
 
-def naive_answer(lm: LM, prompt: list[int], new_tokens: int, stop: set[int]) -> list[int]:
-    fed, new = list(prompt), []
-    for _ in range(new_tokens):
-        with torch.no_grad():
-            token = int(lm.model(input_ids=torch.tensor([fed]), use_cache=False).logits[0, -1].argmax())
-        if token in stop:
-            break
-        fed, new = [*fed, token], [*new, token]
-    return new
-
-
 @pytest.mark.parametrize("truncate", ["none", "beginning", "middle", "end"])
 def test_answers_equal_plain_forwards_over_the_prompt_that_is_left(truncate: str, lm: LM, tmp_path: Path) -> None:
     what = made(truncate=truncate, omitted="... [cut]", one_line=True)
@@ -220,7 +210,7 @@ def test_answers_equal_plain_forwards_over_the_prompt_that_is_left(truncate: str
         else:
             left = document
         prompt = [*lm.separator.ids, *ids["before"], *left, *ids["after"]]
-        new = naive_answer(lm, prompt, 6, {0, *line_ends(lm.tokenizer)})
+        new = greedy_until(lm.model, prompt, 6, {0, *line_ends(lm.tokenizer)})
         assert row.scores["prediction"] == lm.tokenizer.decode(new).split("\n")[0]
         assert (row.scores["new"], row.num_seen, row.scores["context"]) == (len(new), len(prompt), len(prompt))
         kept = len(left) - (len(note) if truncate == "end" and left != document else 0)
@@ -418,12 +408,8 @@ def test_the_first_example_is_kept_in_words_with_what_fits_of_its_document(lm: L
     assert len(cut["parts"][1][1]) < len(whole["parts"][1][1])
 
 
-def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    rows = measured(tmp_path, wrap(model, tokenizer, "broken"), made(), lengths=(400,), repeats=2)
+def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(lm: LM, tmp_path: Path) -> None:
+    lm.model.model.norm.weight.data.fill_(torch.nan)
+    rows = measured(tmp_path, lm, made(), lengths=(400,), repeats=2)
     assert [(row.status, row.scores) for row in rows] == [("nan", {})] * 2
     assert "logits that are not finite" in rows[0].reason

@@ -3,7 +3,7 @@
 import argparse
 import json
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -24,6 +24,7 @@ from farspan.record import Row, Run
 VOCABULARY = 300
 FACTORS = Path(__file__).parent / "data" / "rope_factors.json"  # of models whose RoPE has 4 pairs
 CODE = argparse.__file__  # a text such as the embedded model has learned, which takes no time to read
+PlannedAndFed = Callable[..., tuple[int, int]]  # of a task, a model and options of a measurement; see `shared`
 # settings of every method that needs no model made for it; each but a neutral one changes the scores after a text of 50
 # tokens
 EXAMPLES = {
@@ -173,11 +174,11 @@ def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
     return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
 
 
-def saved(folder: Path, tokenizer: Any) -> Path:
-    """A tiny Llama with its tokenizer in a folder, as `save_pretrained` leaves them."""
-    tiny_model().save_pretrained(folder)
+def saved(folder: Path | str, tokenizer: Any, model: Any = None) -> Path:
+    """A model, by default a tiny Llama, with its tokenizer in a folder, as `save_pretrained` leaves them."""
+    (tiny_model() if model is None else model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    return Path(folder)
 
 
 def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
@@ -208,6 +209,15 @@ def refused(message: str) -> Iterator[None]:
     with pytest.raises(ValueError, match=message) as error:
         yield
     assert "\n" not in str(error.value)
+
+
+@contextmanager
+def interrupted(counted: list[int], at: int) -> Iterator[None]:
+    """Press Ctrl-C at forward `at` of a training; afterwards forwards are counted from 0. `counted`: the fixture."""
+    counted[:] = [0, at]
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    counted[:] = [0, -1]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from farspan import hf
-from farspan.lm import Separator
+from farspan.lm import LM, Separator
 from farspan.reader import Reader, Scores
 from farspan.tasks.attention import SINKS, BoundAttention
 from farspan.tasks.curve import BoundCurve
@@ -143,6 +143,15 @@ def few_tokens(documents: int = 4, length: int = 150) -> Corpus:
     """Few different tokens, so that a model of random weights hits some of them."""
     tokens = np.random.default_rng(0).integers(1, 12, documents * length)
     return Corpus("few", "few", tokens, np.arange(documents + 1) * length)
+
+
+def text_that_breaks(lm: LM) -> Corpus:
+    """A text of one token, but for 75 tokens in its first document, which a model then has no finite embedding of."""
+    text = few_tokens()
+    tokens = np.full_like(text.tokens, 5)
+    tokens[:75] = 7
+    lm.model.get_input_embeddings().weight.data[7] = torch.nan
+    return Corpus("rare", "rare", tokens, text.starts)
 
 
 def curve_of(target: Corpus, prefix: Corpus | None = None, protocol: str = "nested", **options: Any) -> BoundCurve:

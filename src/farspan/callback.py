@@ -337,12 +337,7 @@ class PerplexityCallback(MeasuringCallback):
     name, seconds = "perplexity", "perplexity_seconds"
 
     def __init__(
-        self,
-        tokenizer: Any = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        repeats: int = 4,
-        **common: Unpack[Common],
+        self, tokenizer: Any = None, *, lengths: Sequence[int] | None = None, repeats: int = 4, **common: Unpack[Common]
     ) -> None:
         super().__init__(tokenizer, **common)
         self.lengths, self.repeats = tuple(lengths) if lengths else None, repeats

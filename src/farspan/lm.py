@@ -17,15 +17,7 @@ from transformers import AutoModelForCausalLM
 from farspan import hf
 from farspan.files import expanded
 from farspan.lengths import LARGEST
-from farspan.loading import (
-    LOCAL,
-    load_config,
-    load_tokenizer,
-    load_weights,
-    locating,
-    own_module,
-    without_weights,
-)
+from farspan.loading import LOCAL, load_config, load_tokenizer, load_weights, locating, own_module, without_weights
 from farspan.loading.devices import check_device_map, device_of, own_dtype
 from farspan.loading.gguf import identity, is_gguf
 from farspan.loading.places import folder_of, gguf_file, place_of

@@ -4,13 +4,17 @@ A damage is a function of the copy of the stage that a command runs in.
 """
 
 import json
+import math
 import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from attack.inputs import (
     ASK,
@@ -56,11 +60,15 @@ def edit_json(here: Path, place: str, path: Sequence[str | int], value: Any) -> 
         return
     for key in path[:-1]:
         values = values[key]
-    if value is REMOVED:
-        values.pop(path[-1], None)
-    else:
-        values[path[-1]] = value
+    _set(values, path[-1], value)
     write(here, place, json.dumps(whole))
+
+
+def _set(values: Any, key: str | int, value: Any) -> None:
+    if value is REMOVED:
+        values.pop(key, None)
+    else:
+        values[key] = value
 
 
 FILE_DAMAGES: dict[str, Callable[[bytes], bytes] | None] = {
@@ -144,44 +152,16 @@ MODEL_FILES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _nan(state: dict[str, Any]) -> None:
-    state["model.layers.0.self_attn.q_proj.weight"][0, 0] = float("nan")
-
-
-def _all_nan(state: dict[str, Any]) -> None:
-    for tensor in state.values():
-        tensor.fill_(float("nan"))
-
-
-def _infinite(state: dict[str, Any]) -> None:
-    state["model.layers.0.mlp.down_proj.weight"].fill_(float("inf"))
-
-
-def _one_missing(state: dict[str, Any]) -> None:
-    del state["model.layers.1.self_attn.k_proj.weight"]
-
-
-def _one_more(state: dict[str, Any]) -> None:
-    state["model.layers.2.self_attn.k_proj.weight"] = state["model.layers.1.self_attn.k_proj.weight"].clone()
-
-
-def _other_shape(state: dict[str, Any]) -> None:
-    state["model.layers.1.self_attn.k_proj.weight"] = state["model.layers.1.self_attn.k_proj.weight"][:3].clone()
-
-
-def _integers(state: dict[str, Any]) -> None:
-    for name, tensor in list(state.items()):
-        state[name] = tensor.char()
-
-
-WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "one NaN": (_nan, "not finite"),
-    "all NaN": (_all_nan, "not finite"),
-    "infinite": (_infinite, "not finite"),
-    "one missing": (_one_missing, "refused"),
-    "one more": (_one_more, "refused"),
-    "other shape": (_other_shape, "refused"),
-    "integers": (_integers, "refused"),
+QUERIES, DOWN = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"
+KEYS, MORE = "model.layers.1.self_attn.k_proj.weight", "model.layers.2.self_attn.k_proj.weight"
+WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "one NaN": (lambda state: state[QUERIES][0, 0].fill_(math.nan), "not finite"),
+    "all NaN": (lambda state: [tensor.fill_(math.nan) for tensor in state.values()], "not finite"),
+    "infinite": (lambda state: state[DOWN].fill_(math.inf), "not finite"),
+    "one missing": (lambda state: state.pop(KEYS), "refused"),
+    "one more": (lambda state: state.update({MORE: state[KEYS].clone()}), "refused"),
+    "other shape": (lambda state: state.update({KEYS: state[KEYS][:3].clone()}), "refused"),
+    "integers": (lambda state: state.update({name: one.char() for name, one in state.items()}), "refused"),
     "none": (dict.clear, "refused"),
 }
 # weights that give no numbers: rows are measured as `nan`; a text or a training is refused
@@ -200,7 +180,7 @@ TEMPLATES: dict[str, str] = {
 }
 
 
-def edit_weights(here: Path, place: str, edit: Callable[[dict[str, Any]], None]) -> None:
+def edit_weights(here: Path, place: str, edit: Callable[[dict[str, Any]], Any]) -> None:
     from safetensors.torch import load_file, save_file
 
     path = here / place / "model.safetensors"
@@ -379,21 +359,24 @@ TEXT_FILES: dict[str, tuple[str, bytes | str, str]] = {  # name -> file, content
 }
 
 
+COLUMNS: dict[str, Any] = {
+    "numbers": 1,
+    "bytes": b"\xff\xfe",
+    "lists": ["a", "b"],
+    "structs": {"role": "user", "content": "hi"},
+    "nulls": None,
+    "booleans": True,
+    "floats": math.nan,
+    "dates": datetime(2026, 1, 1),
+}
+
+
 def _column(here: Path, values: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns: dict[str, Any] = {
-        "numbers": [1, 2, 3],
-        "bytes": [b"\xff\xfe"] * 9,
-        "lists": [["a", "b"]] * 9,
-        "structs": [{"role": "user", "content": "hi"}] * 9,
-        "nulls": pa.array([None] * 9, pa.string()),
-        "booleans": [True] * 9,
-        "floats": [float("nan")] * 9,
-        "dates": pa.array([1] * 9, pa.timestamp("s")),
-    }
-    pq.write_table(pa.table({"text": columns[values]}), here / "a.parquet")
+    kind = pa.string() if values == "nulls" else None
+    pq.write_table(pa.table({"text": pa.array([COLUMNS[values]] * 9, kind)}), here / "a.parquet")
 
 
 def _link_loop(here: Path) -> None:
@@ -437,7 +420,7 @@ def texts() -> Iterator[Input]:
             expected = "any" if command == "index" and name in ("unknown letters", "zeros") else expected
             path = f"./{file}" if file.startswith("-") else file
             yield Input("texts", f"{name}, {command}", of(command, path), expected, (file, repr(file)[1:-1]), damage)
-    for values in ("numbers", "bytes", "lists", "structs", "nulls", "booleans", "floats", "dates"):
+    for values in COLUMNS:
         damage = partial(_column, values=values)
         for command in ("curve", "index", "lm"):
             argv = of(command, "a.parquet")
@@ -575,18 +558,12 @@ SCORES: dict[str, dict[str, Any]] = {  # command -> scores that no measurement g
 }  # fmt: skip
 
 
-def edit_row(here: Path, field: str, value: Any, number: int = 0, score: bool = False) -> None:
-    """Sets a field, or one of the scores, of one row."""
-    path = here / "run" / "rows.jsonl"
-    lines = path.read_text().splitlines()
-    row = json.loads(lines[number])
-    values = row["scores"] if score else row
-    if value is REMOVED:
-        values.pop(field, None)
-    else:
-        values[field] = value
-    lines[number] = json.dumps(row)
-    write(here, "run/rows.jsonl", "\n".join(lines) + "\n")
+def edit_row(here: Path, field: str, value: Any, score: bool = False) -> None:
+    """Sets a field, or one of the scores, of the first row."""
+    first, *others = (here / "run" / "rows.jsonl").read_text().splitlines(keepends=True)
+    row = json.loads(first)
+    _set(row["scores"] if score else row, field, value)
+    write(here, "run/rows.jsonl", "".join([json.dumps(row) + "\n", *others]))
 
 
 def edit_rows(here: Path, edit: Callable[[list[str]], str]) -> None:
@@ -768,34 +745,29 @@ def _other_checkpoint(here: Path, name: str) -> None:
 
 
 def _ids(here: Path, value: int) -> None:
-    import numpy as np
-
     (path,) = here.glob("cache/corpora/*/tokens.npy")
     tokens = np.load(path)
     path.unlink()
     np.save(path, np.full_like(tokens, value))
 
 
-def _starts(here: Path, place: str, change: str) -> None:
-    import numpy as np
+STARTS: dict[str, Callable[[Any], Any]] = {
+    "longer": lambda starts: np.append(starts, starts[-1] + 99),
+    "shorter": lambda starts: starts[:-1],
+    "shifted": lambda starts: starts + 1,
+    "descending": lambda starts: starts[::-1].copy(),
+    "negative": lambda starts: -starts,
+    "floats": lambda starts: starts.astype(float),
+    "objects": lambda starts: np.array([Evil()], dtype=object),
+    "two-dimensional": lambda starts: starts[None],
+}
 
+
+def _starts(here: Path, place: str, change: str) -> None:
     (path,) = here.glob(place)
     starts = np.load(path)
     path.unlink()
-    changed = {
-        "longer": np.append(starts, starts[-1] + 99),
-        "shorter": starts[:-1],
-        "shifted": starts + 1,
-        "descending": starts[::-1].copy(),
-        "negative": -starts,
-        "floats": starts.astype(float),
-        "objects": None,
-        "two-dimensional": starts[None],
-    }[change]
-    if changed is None:
-        np.save(path, np.array([Evil()], dtype=object), allow_pickle=True)
-    else:
-        np.save(path, changed)
+    np.save(path, STARTS[change](starts), allow_pickle=True)
 
 
 def caches() -> Iterator[Input]:
@@ -807,7 +779,7 @@ def caches() -> Iterator[Input]:
             yield Input("caches", f"{file} {how}", argv, "same", ("cache",), damage, "curve")
     for value in (0, -1, 299, 300, 2**31 - 1):
         yield Input("caches", f"all ids {value}", argv, "same", ("cache",), partial(_ids, value=value), "curve")
-    for change in ("longer", "shorter", "shifted", "descending", "negative", "floats", "objects", "two-dimensional"):
+    for change in STARTS:
         damage = partial(_starts, place="cache/corpora/*/starts.npy", change=change)
         yield Input("caches", f"starts {change}", argv, "same", ("cache",), damage, "curve")
     damage = partial(write, place="cache", content="")
@@ -838,7 +810,7 @@ def indexes() -> Iterator[Input]:
             for command, (argv, expect) in commands.items():
                 damage = partial(damage_file, place=f"index/{file}", how=how)
                 yield Input("indexes", f"{file} {how}, {command}", argv, expect, ("index",), damage, "ralm")
-    for change in ("longer", "shorter", "shifted", "descending", "negative", "floats", "objects", "two-dimensional"):
+    for change in STARTS:
         damage = partial(_starts, place="index/starts.npy", change=change)
         yield Input("indexes", f"starts {change}, search", again, "same", ("index",), damage, "ralm")
         sealed = partial(_sealed, damage=damage)

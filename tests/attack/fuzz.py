@@ -12,11 +12,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import strategies as st
+
 from attack.harness import Finding, Stage
+from attack.stage import CONFIGS
 
 MEMORY = 4 << 30  # bytes that a target may take
 
@@ -62,9 +67,6 @@ def attack(stage: Stage, one: Job) -> tuple[int, list[Finding]]:
 
 def run(target: str, seed: int, seconds: float, examples: int, told: str) -> None:
     """In the child: draws examples until the time is over, and writes what it found."""
-    import hypothesis
-    from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-
     strategy, check = TARGETS[target]
     folder = Path.cwd()
     count, found, places = 0, list[str](), set[str]()
@@ -117,8 +119,6 @@ def run(target: str, seed: int, seconds: float, examples: int, told: str) -> Non
 
 
 def json_values() -> Any:
-    from hypothesis import strategies as st
-
     odd = st.sampled_from([float("nan"), float("inf"), 10**30, -1, 0, 1e-320, "", "\ud800", "\x1b[31m", "x" * 300])
     plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | odd
     return st.recursive(
@@ -129,8 +129,6 @@ def json_values() -> Any:
 
 def damaged(*bases: bytes) -> Any:
     """Some of these bytes with a few places changed, cut, doubled or put in."""
-    from hypothesis import strategies as st
-
     pieces = [b"\0", b"\xff", b"\n", b'"', b"{", b"}", b"[", b"]", b",", b":", b"=", b"#", b"\xef\xbb\xbf", b"NaN",
               b"1e999", b"null", b"-1", b"9" * 30, b"\xed\xa0\x80", b"\\ud800", b"\x1b[31m", b"[" * 2000, b"\r\n",
               b"'''", b'"""']  # fmt: skip
@@ -162,7 +160,6 @@ def damaged(*bases: bytes) -> Any:
 
 def changed(base: Any) -> Any:
     """A JSON value with a few of its values, anywhere inside, replaced or removed."""
-    from hypothesis import strategies as st
 
     @st.composite
     def draw_changed(draw: Any) -> Any:
@@ -194,8 +191,6 @@ def _line(value: Any) -> bytes:
 
 
 def rows_strategy() -> Any:
-    from hypothesis import strategies as st
-
     lines = Path("run/rows.jsonl").read_bytes().splitlines(keepends=True)
     rows = [json.loads(line) for line in lines]
     whole = b"".join(lines)
@@ -216,18 +211,10 @@ def examples_strategy() -> Any:
 
 
 def toml_strategy() -> Any:
-    from hypothesis import strategies as st
-
-    from attack.stage import CONFIGS
-
     kind = st.sampled_from(sorted(CONFIGS))
     key = st.sampled_from(["out", "model.name", "trainer.steps", "optimizer.betas", "data.mixture", "x.y", "", "."])
     override = st.builds(lambda a, b: f"{a}={b}", key | st.text(max_size=8), st.text(max_size=12)) | st.text(max_size=8)
-    return st.tuples(
-        kind,
-        damaged(*(text.encode() for text in CONFIGS.values())),
-        st.lists(override, max_size=2),
-    )
+    return st.tuples(kind, damaged(*(text.encode() for text in CONFIGS.values())), st.lists(override, max_size=2))
 
 
 def jsonl_strategy() -> Any:
@@ -240,8 +227,6 @@ def parquet_strategy() -> Any:
 
 
 def table_strategy() -> Any:
-    from hypothesis import strategies as st
-
     csv = b'question,answers,label\n"who, is",x,0\nwhat,"y\nz",1\n'
     bases = (csv, csv.replace(b",", b"\t"), Path("nq.jsonl").read_bytes()[:600], b'[{"text": "x", "label": 1}]')
     return st.tuples(st.sampled_from((".csv", ".tsv", ".jsonl", ".json", ".parquet")), damaged(*bases))
@@ -253,8 +238,6 @@ def questions_strategy() -> Any:
 
 
 def index_strategy() -> Any:
-    from hypothesis import strategies as st
-
     files = ["index.json", "starts.npy", "documents.npy", "passages.txt"]
     files += [str(path.relative_to("index")) for path in sorted(Path("index/bm25").iterdir())]
     return st.sampled_from(files).flatmap(
@@ -263,8 +246,6 @@ def index_strategy() -> Any:
 
 
 def cache_strategy() -> Any:
-    from hypothesis import strategies as st
-
     (folder,) = Path("cache/corpora").iterdir()
     files = sorted(path.name for path in folder.iterdir())
     return st.sampled_from(files).flatmap(lambda file: st.tuples(st.just(file), damaged((folder / file).read_bytes())))
@@ -276,8 +257,6 @@ def authors_strategy() -> Any:
 
 
 def _spelled(names: Sequence[str], settings: Sequence[str]) -> Any:
-    from hypothesis import strategies as st
-
     value = st.text(max_size=6) | st.sampled_from(
         ["1", "0", "-1", "4", "64", "2.5", "nan", "inf", "1e307", "1_0", "\u0661", "9" * 30, "yarn", "linear", "ntk",
          "dynamic", "uniform", "mr", "qasper", "squality", "last", "all", "text"]
@@ -308,16 +287,12 @@ def tasks_strategy() -> Any:
 
 
 def lengths_strategy() -> Any:
-    from hypothesis import strategies as st
-
     number = st.integers(-5, 10**6).map(str) | st.text(max_size=3) | st.just("9" * 30)
     text = st.lists(number, max_size=4).flatmap(lambda parts: st.sampled_from(",:").map(lambda by: by.join(parts)))
     return st.tuples(text | st.text(max_size=12), st.integers(-1, 40), st.sampled_from(("linear", "log")))
 
 
 def text_names_strategy() -> Any:
-    from hypothesis import strategies as st
-
     names = ["builtin", "random", "shuffled", "text.txt", "text.jsonl", "docs", "nothere", "a/b", "~", ".."]
     part = st.sampled_from(names)
     by = st.sampled_from([":", "#", "@", "/", "+", ""])
@@ -372,36 +347,20 @@ def check_examples(folder: Path, data: bytes) -> None:
 
 
 def check_toml(folder: Path, value: tuple[str, bytes, list[str]]) -> None:
-    from farspan.train.cepe import CepeSettings
-    from farspan.train.config import read_config
-    from farspan.train.distill import DistillSettings
-    from farspan.train.lm import LmSettings
-    from farspan.train.mlm import MlmSettings
-    from farspan.train.smt import SmtSettings
+    from farspan.train.config import read_config, settings_of
 
-    kinds: Any = {
-        "lm": LmSettings, "smt": SmtSettings, "mlm": MlmSettings, "cepe": CepeSettings, "distill": DistillSettings,
-    }  # fmt: skip
-    kind, data, overrides = value
+    recipe, data, overrides = value
     _write(folder / "fuzzed.toml", data)
-    settings = read_config(folder / "fuzzed.toml", kinds[kind], overrides)
-    again = kinds[kind].model_validate(settings.model_dump())
+    settings = read_config(folder / "fuzzed.toml", settings_of(recipe), overrides)
+    again = settings_of(recipe).model_validate(settings.model_dump())
     assert again.model_dump_json() == settings.model_dump_json()
 
 
-def check_jsonl(folder: Path, data: bytes) -> None:
+def check_texts(folder: Path, data: bytes, suffix: str) -> None:
     from farspan.text.documents import read_texts
 
-    _write(folder / "fuzzed.jsonl", data)
-    for text in read_texts(str(folder / "fuzzed.jsonl")):
-        text.encode()
-
-
-def check_parquet(folder: Path, data: bytes) -> None:
-    from farspan.text.documents import read_texts
-
-    _write(folder / "fuzzed.parquet", data)
-    for text in read_texts(str(folder / "fuzzed.parquet")):
+    _write(folder / f"fuzzed{suffix}", data)
+    for text in read_texts(str(folder / f"fuzzed{suffix}")):
         text.encode()
 
 
@@ -526,8 +485,8 @@ TARGETS: dict[str, Target] = {
     "run.json and report": (header_strategy, check_report),
     "examples": (examples_strategy, check_examples),
     "TOML": (toml_strategy, check_toml),
-    "jsonl": (jsonl_strategy, check_jsonl),
-    "parquet": (parquet_strategy, check_parquet),
+    "jsonl": (jsonl_strategy, partial(check_texts, suffix=".jsonl")),
+    "parquet": (parquet_strategy, partial(check_texts, suffix=".parquet")),
     "tables": (table_strategy, check_table),
     "questions": (questions_strategy, check_questions),
     "index": (index_strategy, check_index),

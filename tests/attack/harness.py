@@ -85,52 +85,33 @@ class Zygote:
     def run(self, *commands: Command) -> list[End]:
         """Starts the commands at once and waits for all of them."""
         assert self._process.stdin is not None
-        requests, streams = [], []
-        for command in commands:
-            cwd = command.cwd.resolve()
-            beside = Path(tempfile.mkdtemp(prefix=".streams-", dir=cwd.parent))
-            out, err = beside / "stdout", beside / "stderr"
-            streams.append((beside, out, err))
-            env = {"FARSPAN_CACHE": str(cwd / "cache"), "TMPDIR": str(cwd), "HOME": str(cwd)} | command.env
-            requests.append(
-                {
-                    "argv": list(command.argv),
-                    "cwd": str(cwd),
-                    "stdout": str(out),
-                    "stderr": str(err),
-                    "stdin": str(command.stdin) if command.stdin else None,
-                    "env": env,
-                    "kill": command.kill,
-                    "limits": command.limits,
-                    "timeout": command.timeout,
-                }
+        requests = [
+            _request(
+                command.cwd.resolve(),
+                command.timeout,
+                {"HOME": str(command.cwd.resolve())} | command.env,
+                argv=list(command.argv),
+                stdin=str(command.stdin) if command.stdin else None,
+                kill=command.kill,
+                limits=command.limits,
             )
-        return self._ends(requests, streams, [tuple(command.argv) for command in commands])
+            for command in commands
+        ]
+        return self._ends(requests, [tuple(command.argv) for command in commands])
 
     def call(self, what: str, *arguments: Any, cwd: Path, timeout: float = 300) -> End:
         """Calls MODULE:FUNCTION in a child, with arguments that are JSON."""
-        beside = Path(tempfile.mkdtemp(prefix=".streams-", dir=cwd.parent))
-        out, err = beside / "stdout", beside / "stderr"
-        request = {
-            "argv": [],
-            "cwd": str(cwd),
-            "stdout": str(out),
-            "stderr": str(err),
-            "env": {"FARSPAN_CACHE": str(cwd / "cache"), "TMPDIR": str(cwd)},
-            "timeout": timeout,
-            "call": what,
-            "arguments": arguments,
-        }
-        return self._ends([request], [(beside, out, err)], [(what,)])[0]
+        return self._ends([_request(cwd, timeout, {}, argv=[], call=what, arguments=arguments)], [(what,)])[0]
 
-    def _ends(self, requests: list[Any], streams: list[Any], names: list[tuple[str, ...]]) -> list[End]:
+    def _ends(self, requests: list[Any], names: list[tuple[str, ...]]) -> list[End]:
         assert self._process.stdin is not None
         print(json.dumps(requests), file=self._process.stdin, flush=True)
         ends = []
-        for name, (beside, out, err), answer in zip(names, streams, self._answer(), strict=True):
-            texts = [path.read_text("utf-8", "backslashreplace") if path.exists() else "" for path in (out, err)]
+        for name, request, answer in zip(names, requests, self._answer(), strict=True):
+            paths = [Path(request[stream]) for stream in ("stdout", "stderr")]
+            texts = [path.read_text("utf-8", "backslashreplace") if path.exists() else "" for path in paths]
             ends.append(End(name, stdout=texts[0], stderr=texts[1], **answer))
-            shutil.rmtree(beside)
+            shutil.rmtree(paths[0].parent)
         return ends
 
     def __enter__(self) -> Self:
@@ -142,6 +123,14 @@ class Zygote:
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def _request(cwd: Path, timeout: float, env: dict[str, str], **more: Any) -> dict[str, Any]:
+    """A request to the zygote, whose streams are files in a folder of their own beside the working folder."""
+    beside = Path(tempfile.mkdtemp(prefix=".streams-", dir=cwd.parent))
+    streams = {stream: str(beside / stream) for stream in ("stdout", "stderr")}
+    env = {"FARSPAN_CACHE": str(cwd / "cache"), "TMPDIR": str(cwd)} | env
+    return {"cwd": str(cwd), "env": env, "timeout": timeout} | streams | more
 
 
 class Stage:

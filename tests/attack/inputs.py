@@ -132,12 +132,10 @@ def refused(*values: str) -> dict[str, str]:
     return dict.fromkeys(values, "refused")
 
 
-INTEGERS = {"": "refused", "x": "refused", "1.5": "refused", "nan": "refused", "1e3": "refused", "0x10": "refused",
-            "-1": "refused", "0": "any", MANY: "any", " 3 x": "refused"}  # fmt: skip
-NUMBERS = {"": "refused", "x": "refused", "nan": "refused", "inf": "any", "-1": "refused", "1e400": "any", "0": "any"}
-CHOICES = {"": "refused", "x": "refused", "NESTED": "refused"}
-PLACES = {"": "refused", "text.txt": "refused", "text.txt/x": "refused", "/proc/none/x": "refused",
-          "x" * 300: "refused", "docs": "refused", "/dev/null": "refused", "/dev/full": "refused"}  # fmt: skip
+INTEGERS = refused("", "x", "1.5", "nan", "1e3", "0x10", "-1", " 3 x") | {"0": "any", MANY: "any"}
+NUMBERS = refused("", "x", "nan", "-1") | {"inf": "any", "1e400": "any", "0": "any"}
+CHOICES = refused("", "x", "NESTED")
+PLACES = refused("", "text.txt", "text.txt/x", "/proc/none/x", "x" * 300, "docs", "/dev/null", "/dev/full")
 LENGTHS = refused(
     "", " ", "x", "4,8,x", "0", "-4,8", "8,4", "4,4", "8:4", "0:8", "4:8:12", "4:", ":8", "1e3", "4.5",
     "nan", "4;8", "4,,8", "auto,8", "AUTO", "-1", "4:-8", ",", ":", "\x1b[31m", "[/x]", "None"
@@ -163,10 +161,9 @@ METHODS = refused(
 METHODS |= {"sinks:window=4,sinks=4": "any", "rope:type=yarn,factor=1e307": "any", "full:": "any", " full ": "any",
             f"sinks:window={MANY}": "any",
             f"rope:type=linear,factor=2,original={MANY}": "any", "rope:type=linear,factor=1e-30": "any"}  # fmt: skip
-DEVICES = {"": "refused", "x": "refused", "cuda": "refused", "cuda:99": "refused", "mps": "refused", "meta": "refused",
-           "hpu": "refused", "cpu:7": "any", "CPU": "refused", "cuda:-1": "refused", "xla": "refused", "xpu": "refused",
-           "\x1b[31m": "refused"}  # fmt: skip
-DEVICE_MAPS = {"": "refused", "x": "refused", "meta": "refused", "disk": "refused", "cuda": "refused", "{}": "refused"}
+DEVICES = refused("", "x", "cuda", "cuda:99", "mps", "meta", "hpu", "CPU", "cuda:-1", "xla", "xpu", "\x1b[31m")
+DEVICES |= {"cpu:7": "any"}
+DEVICE_MAPS = refused("", "x", "meta", "disk", "cuda", "{}")
 MODELS = refused(
     "", " ", "nothere", "models", "docs", "text.txt", "models/bert", "models/t5", "models/encoder",
     "a/b/c", "org/none", "[/x]", "\x1b[31m", "../..", "/", "/dev/null", "~nouser/x", "x" * 5000, "\udcff",
@@ -176,8 +173,9 @@ DEPTHS = refused(
     "", "x", "0", "-1", "1.5", "0,2", "0,-1", "0.5", "1,0", "0,0", "nan", "0,nan", "0,inf", ",", "1", "0,0.5,"
 )  # fmt: skip
 DEPTHS |= {"100000": "any", MANY: "any"}
-ATTENTIONS = {"": "refused", "x": "refused", "flash_attention_2": "refused", "flash_attention_3": "refused",
-              "SDPA": "refused", "\x1b[31m": "refused", "kernels-community/none": "refused"}  # fmt: skip
+ATTENTIONS = refused(
+    "", "x", "flash_attention_2", "flash_attention_3", "SDPA", "\x1b[31m", "kernels-community/none"
+)  # fmt: skip
 TASKS = refused(
     "", " ", "curv", "perplexity:", "perplexity:x=1", "perplexity:targets=x",
     "perplexity:target_tokens=0",
@@ -191,14 +189,15 @@ TASKS = refused(
 )  # fmt: skip
 TASKS |= {"perplexity:": "any", f"own:pairs={MANY}": "any", "own:pairs=100000": "any"}
 TASKS |= {"icl:set=mr,data=icl,head=99": "any"}
-REVISIONS = {"x": "refused", "": "any", "../..": "refused"}
-ENCODERS = {"": "refused", "nothere": "refused", "docs": "refused", "models/llama": "refused", "a/b": "refused"}
-SETS = {"": "refused", "x": "refused", "=": "refused", "x=1": "refused", "out": "refused", ".=1": "refused",
-        "out.x=1": "refused", "trainer.steps=": "refused", "trainer..steps=1": "refused", "trainer=1": "refused",
-        "out=": "refused", "trainer.steps=\x1b[31m": "refused"}  # fmt: skip
-TARGETS = {"": "refused", "x": "refused", "FIXED": "refused", "last,all": "refused", "[/x]": "refused"}
-FILES = {"": "refused", "nothere": "refused", "docs": "refused", "/dev/null": "any", "x" * 300: "refused", "text.txt/x":
-         "refused", "models/llama/model.safetensors": "refused", "\udcff": "refused"}  # fmt: skip
+REVISIONS = refused("x", "../..") | {"": "any"}
+ENCODERS = refused("", "nothere", "docs", "models/llama", "a/b")
+SETS = refused(
+    "", "x", "=", "x=1", "out", ".=1", "out.x=1", "trainer.steps=", "trainer..steps=1", "trainer=1", "out=",
+    "trainer.steps=\x1b[31m",
+)  # fmt: skip
+TARGETS = refused("", "x", "FIXED", "last,all", "[/x]")
+FILES = refused("", "nothere", "docs", "x" * 300, "text.txt/x", "models/llama/model.safetensors", "\udcff")
+FILES |= {"/dev/null": "any"}
 STRINGS: dict[str, Mapping[str, str]] = {
     "--text": TEXTS, "--target-text": TEXTS, "--prefix-text": TEXTS, "--lengths": LENGTHS, "--method": METHODS,
     "--device": DEVICES, "--device-map": DEVICE_MAPS, "--depths": DEPTHS, "--attention": ATTENTIONS, "--task": TASKS,
@@ -374,9 +373,8 @@ def spellings() -> Iterator[Input]:
         "topk": {"k": "4"}, "icl": {"set": "mr", "data": "icl"}, "qa": {"data": "nq.jsonl"},
         "ralm": {"index": "index"}, "longbench": {"set": "qasper"}, "zeroscrolls": {"set": "squality"},
     }  # fmt: skip
-    numbers = {"": "refused", "x": "refused", "nan": "refused", "-1": "refused", "0": "any", "1.5": "any", MANY: "any",
-               "inf": "any", "1e307": "any", "--": "refused", "1,2": "refused"}  # fmt: skip
-    strings = {"": "refused", "\x1b[31m": "refused", "[/x]": "refused", "x y": "refused", "=": "refused"}
+    numbers = refused("", "x", "nan", "-1", "--", "1,2") | dict.fromkeys(("0", "1.5", MANY, "inf", "1e307"), "any")
+    strings = refused("", "\x1b[31m", "[/x]", "x y", "=")
     for known, base, what in ((METHODS_KNOWN, CURVE, "method"), (TASKS_KNOWN, OWN, "task")):
         for name, kind in known.items():
             for field in fields(kind):  # type: ignore[arg-type]
@@ -404,15 +402,10 @@ def spellings() -> Iterator[Input]:
 
 def configs() -> Iterator[Input]:
     """Every field of every training's config with wrong values of its type, and damaged files."""
-    from farspan.train.cepe import CepeSettings
-    from farspan.train.distill import DistillSettings
-    from farspan.train.lm import LmSettings
-    from farspan.train.mlm import MlmSettings
-    from farspan.train.smt import SmtSettings
+    from farspan.train.config import settings_of
 
-    kinds = {"lm": LmSettings, "smt": SmtSettings, "mlm": MlmSettings, "cepe": CepeSettings, "distill": DistillSettings}
-    for command, kind in kinds.items():
-        for key, annotation in _fields(kind):
+    for command in CONFIGS:
+        for key, annotation in _fields(settings_of(command)):
             for value, expect in _values(key, annotation).items():
                 argv = (*TRAIN[command], "--set", f"{key}={value}")
                 names = (key, key.rpartition(".")[2], *_plain(value))  # what is not found is named by its own name
@@ -435,8 +428,6 @@ def _fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 ENDLESS = ("steps", "workers")  # where a large number is no mistake, or takes the machine
 WRONG_STRINGS = ("", "nothere", "\\u001b[31m")
-PLACE_KEYS = ("out", "model.name", "data.text", "decoder", "model.encoder", "data.index", "tokenizer.folder",
-              "encoder.start", "model.warmed_up", "data.held_out", "watch.text")  # fmt: skip
 
 
 def _plain(value: str) -> tuple[str, ...]:
@@ -448,21 +439,20 @@ def _values(key: str, annotation: Any) -> dict[str, str]:
     kinds = set(get_args(annotation)) or {annotation}
     text = str(annotation)
     if kinds & {int, float} and "tuple" not in text and "dict" not in text:
-        values = {'"x"': "refused", "-1": "refused", "nan": "refused", "[1]": "refused", "true": "refused", "0": "any",
-                  "1.5": "any", "inf": "any", "1e30": "any"}  # fmt: skip
+        values = refused('"x"', "-1", "nan", "[1]", "true")
+        if key.rpartition(".")[2] not in ENDLESS:
+            values |= {"0": "any", "1.5": "any", "inf": "any", "1e30": "any"}
         if key.rpartition(".")[2] == "seed":
             values["-1"] = "any"
-        if key.rpartition(".")[2] in ENDLESS:
-            values = {value: expect for value, expect in values.items() if value in ('"x"', "-1", "nan", "[1]", "true")}
         return values
     if annotation is bool:
-        return {'"x"': "refused", "2": "refused", "[]": "refused", "nan": "refused"}
+        return refused('"x"', "2", "[]", "nan")
     if "Literal" in text:
-        return {'"x"': "refused", '""': "refused", "1": "refused"}
+        return refused('"x"', '""', "1")
     if "tuple" in text or "dict" in text:
-        return {'"x"': "refused", "3": "refused", '["x"]': "refused", "[-1]": "any", "[nan, nan]": "any",
-                "[1e30, 2]": "any", "{x=1}": "refused", "[2, 1]": "any"}  # fmt: skip
-    values = {f'"{value}"': "refused" for value in WRONG_STRINGS} | {"3": "refused", "[]": "refused"}
+        any_list = dict.fromkeys(("[-1]", "[nan, nan]", "[1e30, 2]", "[2, 1]"), "any")
+        return refused('"x"', "3", '["x"]', "{x=1}") | any_list
+    values = refused(*(f'"{value}"' for value in WRONG_STRINGS), "3", "[]")
     if key in ("out", "smt.draw", "model.rope", "model.revision"):
         values |= {'"nothere"': "any", '"\\u001b[31m"': "any"}
     if key in ("watch.text",):

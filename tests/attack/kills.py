@@ -11,12 +11,12 @@ import json
 import random
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attack.harness import Command, Finding, Stage
+from attack.harness import Command, End, Finding, Stage
 from attack.inputs import ATTENTION, COMPARE, ICL, IMPORT, INDEX, OWN, PERPLEXITY, REPORT, TRAIN
 
 CURVE = ("curve", "models/llama", "--text", "text.txt", "--lengths", "8,16,24,32", "--repeats", "5", "--out", "run")
@@ -163,8 +163,7 @@ class Whole:
 def whole(stage: Stage, killed: Killed) -> Whole:
     known: dict[str, Whole] = stage.__dict__.setdefault("_whole", {})
     if killed.name not in known:
-        origin = _origin(stage, killed)
-        with stage.copy(origin) as here:
+        with stage.copy(origin_of(stage, killed)) as here:
             before = {str(file.relative_to(here)) for file in here.rglob("*")}
             tally = here.parent / "tally"
             (end,) = stage.zygote.run(Command(killed.argv, here, kill={"count": str(tally)}))
@@ -181,8 +180,8 @@ def whole(stage: Stage, killed: Killed) -> Whole:
     return known[killed.name]
 
 
-def _origin(stage: Stage, killed: Killed) -> Path | None:
-    return stage.made(killed.made) if killed.made else None
+def origin_of(stage: Stage, killed: Killed) -> Path:
+    return stage.made(killed.made) if killed.made else stage.origin
 
 
 def _names(here: Path) -> tuple[str, ...]:
@@ -204,35 +203,45 @@ def kill_of(rng: random.Random, known: Whole, timed: bool = True) -> tuple[dict[
     return kill, {}
 
 
+KILLS = (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGXFSZ)
+
+
+def _after(story: list[str], kind: str, detail: str) -> Finding:
+    return Finding(kind, f"after {'; '.join(story)}: {detail}")
+
+
+def _wrong_end(end: End, story: list[str], allowed: Collection[int]) -> list[Finding]:
+    """What is wrong with how a command ended after these kills; codes other than 0 that are none are allowed."""
+    if end.hung:
+        return [_after(story, "hang", f"more than {end.seconds:.0f} s")]
+    if end.code not in (0, *allowed):
+        return [_after(story, "blocked", f"{end.code}: {end.stderr[-400:]}")]
+    return []
+
+
 def attack(stage: Stage, sequence: Series, *, timed: bool = True) -> tuple[int, list[Finding]]:
     """Kills a command some times, lets it end, and compares; returns the kills that hit."""
     killed = sequence.killed
     known = whole(stage, killed)
     rng = random.Random(f"{killed.name} {sequence.seed}")
     hits, story = 0, list[str]()
-    with stage.copy(_origin(stage, killed)) as here:
+    with stage.copy(origin_of(stage, killed)) as here:
         for _ in range(rng.randrange(1, MOST + 1)):
             kill, limits = kill_of(rng, known, timed)
             (end,) = stage.zygote.run(Command(killed.argv, here, kill=kill, limits=limits))
             story.append(json.dumps(kill | limits))
-            if end.hung:
-                return hits, [Finding("hang", f"after {'; '.join(story)}: more than {end.seconds:.0f} s")]
-            if end.code in (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGXFSZ):
-                hits += 1
-            elif end.code != 0:
-                return hits, [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-300:]}")]
+            if found := _wrong_end(end, story, KILLS):
+                return hits, found
+            hits += end.code in KILLS
         (end,) = stage.zygote.run(Command(killed.argv, here))
-        if end.hung:
-            return hits, [Finding("hang", f"after {'; '.join(story)}: more than {end.seconds:.0f} s")]
-        if end.code != 0:
-            return hits, [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-400:]}")]
+        if found := _wrong_end(end, story, ()):
+            return hits, found
         digest = killed.digest(here)
-        found = []
         if digest != known.digest:
-            found.append(Finding("changed", f"after {'; '.join(story)}: {difference(known.digest, digest)}"))
+            found.append(_after(story, "changed", difference(known.digest, digest)))
         more = set(_names(here)) - set(known.leftover)
         if more:
-            found.append(Finding("left", f"after {'; '.join(story)}: {sorted(more)[:5]}"))
+            found.append(_after(story, "left", f"{sorted(more)[:5]}"))
     return hits, found
 
 
@@ -283,12 +292,9 @@ def attack_shards(stage: Stage, one: Beside) -> tuple[int, list[Finding]]:
             ]
             story.append(json.dumps(disturbed))
             for end in stage.zygote.run(*commands):
-                if end.hung:
-                    return [Finding("hang", f"after {'; '.join(story)}: more than {end.seconds:.0f} s")]
-                if end.code in (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGXFSZ):
-                    hits += 1
-                elif end.code != 0:
-                    return [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-400:]}")]
+                if found := _wrong_end(end, story, KILLS):
+                    return found
+                hits += end.code in KILLS
             return []
 
         while hits < one.kills:
@@ -298,9 +304,9 @@ def attack_shards(stage: Stage, one: Beside) -> tuple[int, list[Finding]]:
             return hits, found
         digest = one.killed.digest(here)
         if digest != known.digest:
-            found.append(Finding("changed", f"after {'; '.join(story)}: {difference(known.digest, digest)}"))
+            found.append(_after(story, "changed", difference(known.digest, digest)))
         if left := [name for name in _names(here) if ".farspan-part-" in name]:
-            found.append(Finding("left", f"after {'; '.join(story)}: {left[:5]}"))
+            found.append(_after(story, "left", f"{left[:5]}"))
     return hits, found
 
 
@@ -327,7 +333,7 @@ def attack_signal(stage: Stage, one: Signalled) -> tuple[bool, list[Finding]]:
     """Sends the signal: the command ends with 130 or 143 and a line, or it was over, which is returned first."""
     killed = next(known for known in COMMANDS if known.argv == one.argv)
     known = whole(stage, killed)
-    with stage.copy(_origin(stage, killed)) as here:
+    with stage.copy(origin_of(stage, killed)) as here:
         kill = {"after": one.share * known.seconds, "signal": one.signal}
         (end,) = stage.zygote.run(Command(one.argv, here, kill=kill))
         expected = 128 + one.signal

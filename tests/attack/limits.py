@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attack.harness import Command, End, Finding, Stage, judge
-from attack.kills import COMMANDS, CURVE, Killed, difference, ran_out, rows, weights, whole
+from attack.kills import COMMANDS, CURVE, Killed, difference, origin_of, ran_out, rows, weights, whole
 
 SHARES = (0.0, 0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)  # of what the command writes
 MEMORY = (8, 24, 64, 128, 256, 512)  # MiB of address space beyond what is taken when the command begins
@@ -92,13 +92,9 @@ def attack(stage: Stage, one: Limited) -> list[Finding]:
     return _two(stage, one)
 
 
-def _origin(stage: Stage, killed: Killed) -> Path:
-    return stage.made(killed.made) if killed.made else stage.origin
-
-
 def _full(stage: Stage, one: Limited) -> list[Finding]:
     known = whole(stage, one.killed)
-    with small_disk(stage, _origin(stage, one.killed), int(one.amount * sum(known.sizes))) as here:
+    with small_disk(stage, origin_of(stage, one.killed), int(one.amount * sum(known.sizes))) as here:
         (end,) = stage.zygote.run(Command(one.killed.argv, here))
         found = [] if end.code == 0 else judge(end, expect="refused", names=("space", "No space", "full"))
         resize(here, 1 << 29)
@@ -119,7 +115,7 @@ def _repeated(stage: Stage, one: Limited, here: Path) -> list[Finding]:
 
 
 def _little_memory(stage: Stage, one: Limited) -> list[Finding]:
-    with stage.copy(_origin(stage, one.killed)) as here:
+    with stage.copy(origin_of(stage, one.killed)) as here:
         limits = {"memory": int(one.amount) << 20}
         (end,) = stage.zygote.run(Command(one.killed.argv, here, limits=limits))
         return judge(end, expect="any", names=("memory",)) + _repeated(stage, one, here)
@@ -127,14 +123,14 @@ def _little_memory(stage: Stage, one: Limited) -> list[Finding]:
 
 def _two(stage: Stage, one: Limited) -> list[Finding]:
     """Two at once: one ends well, the other as well or refused in a line; in folders of their own both end well."""
-    with stage.copy(_origin(stage, one.killed)) as here:
+    with stage.copy(origin_of(stage, one.killed)) as here:
         if one.kind == "two in one folder":
             ends = stage.zygote.run(Command(one.killed.argv, here), Command(one.killed.argv, here))
             found = _refused(ends)
             if one.killed.digest is weights and not any(end.code for end in ends):
                 found.append(Finding("silent", "two trainings went on in one folder"))
             return found + _repeated(stage, one, here)
-        with stage.copy(_origin(stage, one.killed)) as other:
+        with stage.copy(origin_of(stage, one.killed)) as other:
             env = {"FARSPAN_CACHE": str(here / "cache")}
             ends = stage.zygote.run(Command(one.killed.argv, here, env=env), Command(one.killed.argv, other, env=env))
             found = [finding for end in ends for finding in judge(end, expect="ok")]

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 WORDS = "the quick brown fox jumps over lazy dog river stone cloud winter summer garden window letter paper music"
-COMMON_TRAINER = 'bf16 = false\ndtype = "float32"\nlog_every = 1\nsave_every = 2\n'
+TRAINER = """[trainer]
+steps = 4
+batch = 2
+micro_batch = 2
+bf16 = false
+dtype = "float32"
+log_every = 1
+save_every = 2
+"""
+WATCH = '[watch]\nevery = 0\ntext = "text.txt"\n'
 CONFIGS = {
     "smt": """out = "out"
 [model]
@@ -24,13 +33,9 @@ target = 64
 [optimizer]
 lr = 1e-2
 warmup_steps = 1
-[trainer]
-steps = 4
-batch = 2
-micro_batch = 2
 """
-    + COMMON_TRAINER
-    + '[watch]\nevery = 0\ntext = "text.txt"\n',
+    + TRAINER
+    + WATCH,
     "lm": """out = "out"
 [data]
 text = "docs"
@@ -44,13 +49,9 @@ heads = 2
 key_value_heads = 2
 [optimizer]
 warmup_steps = 1
-[trainer]
-steps = 4
-window = 16
-batch = 2
-micro_batch = 2
 """
-    + COMMON_TRAINER,
+    + TRAINER
+    + "window = 16\n",
     "mlm": """out = "out"
 decoder = "models/llama"
 [data]
@@ -63,13 +64,9 @@ heads = 2
 [optimizer]
 warmup_steps = 1
 decay_fraction = 0.5
-[trainer]
-steps = 4
-window = 16
-batch = 2
-micro_batch = 2
 """
-    + COMMON_TRAINER,
+    + TRAINER
+    + "window = 16\n",
     "cepe": """out = "out"
 [model]
 name = "models/llama"
@@ -83,13 +80,9 @@ chunk = 8
 [optimizer]
 warmup_steps = 1
 decay_fraction = 0.5
-[trainer]
-steps = 4
-batch = 2
-micro_batch = 2
 """
-    + COMMON_TRAINER
-    + '[watch]\nevery = 0\ntext = "text.txt"\n',
+    + TRAINER
+    + WATCH,
 }
 CONFIGS["distill"] = CONFIGS["cepe"] + "\n[distill]\n"
 
@@ -111,12 +104,13 @@ def build(place: str) -> None:
     import transformers
 
     from cepe_models import tiny_cepe, tiny_encoder
-    from tiny import tiny_model, tiny_tokenizer
+    from tiny import saved, tiny_model, tiny_tokenizer, write_lines
 
     folder = Path(place)
     tokenizer = tiny_tokenizer()
     models: dict[str, Any] = {
         "llama": tiny_model(),
+        "half": tiny_model().bfloat16(),
         "gpt2": tiny_model("gpt2", n_positions=64),
         "encoder": tiny_encoder(),
         "cepe": tiny_cepe(),
@@ -130,18 +124,14 @@ def build(place: str) -> None:
         ),
     }
     for name, model in models.items():
-        model.save_pretrained(folder / "models" / name)
-        tokenizer.save_pretrained(folder / "models" / name)
-    half = tiny_model().to(__import__("torch").bfloat16)
-    half.save_pretrained(folder / "models" / "half")
-    tokenizer.save_pretrained(folder / "models" / "half")
+        saved(folder / "models" / name, tokenizer, model)
 
     (folder / "text.txt").write_text(prose(0, 60))
     (folder / "docs").mkdir()
     for i in range(4):
         (folder / "docs" / f"{i}.txt").write_text(prose(i + 1, 60))
     texts = [prose(i + 10, 20) for i in range(4)]
-    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_lines(folder / "text.jsonl", [{"text": text} for text in texts])
     pq.write_table(pa.table({"text": texts}), folder / "text.parquet")
     names = [f"{first} {last}" for first in ("Ann", "Bob", "Cid") for last in ("Fox", "Stone", "River", "Winter")]
     questions = [
@@ -152,18 +142,14 @@ def build(place: str) -> None:
         }
         for i, name in enumerate(names)
     ]
-    (folder / "nq.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
-    (folder / "icl").mkdir()
+    write_lines(folder / "nq.jsonl", questions)
     for split, count in (("train", 40), ("test", 12)):
         lines = [{"text": prose(i + (500 if split == "test" else 0), 1), "label": i % 2} for i in range(count)]
-        (folder / "icl" / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(folder / "icl" / f"{split}.jsonl", lines)
     rng = np.random.default_rng(0)
+    accuracies = {"copy_accs": (0.7, 0.9), "lm_accs": (0.3, 0.4)}
     points = [
-        {
-            "length": length,
-            "copy_accs": rng.uniform(0.7, 0.9, 10).tolist(),
-            "lm_accs": rng.uniform(0.3, 0.4, 10).tolist(),
-        }
+        {"length": length} | {name: rng.uniform(*ends, 10).tolist() for name, ends in accuracies.items()}
         for length in (64, 128, 256)
     ]
     (folder / "authors.json").write_text(json.dumps(points))

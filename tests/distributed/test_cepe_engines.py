@@ -16,7 +16,7 @@ import farspan
 
 from cepe_models import tiny_encoder
 from engines import TIMEOUT, losses, signalled, train
-from tiny import tiny_model
+from tiny import saved
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 TRAINED = """
@@ -57,8 +57,7 @@ pytestmark = pytest.mark.timeout(3 * TIMEOUT)
 
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
-    tiny_model().save_pretrained(tmp_path / "decoder")
-    tokenizer.save_pretrained(tmp_path / "decoder")
+    saved(tmp_path / "decoder", tokenizer)
     tiny_encoder().save_pretrained(tmp_path / "encoder")
     rng = np.random.default_rng(0)
     lines = [json.dumps({"text": " ".join(rng.choice(WORDS, 300))}) for _ in range(6)]

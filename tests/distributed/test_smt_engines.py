@@ -12,7 +12,7 @@ from torch import Tensor, testing
 from transformers import PreTrainedTokenizerFast
 
 from engines import TIMEOUT, TORCHRUN, losses, signalled, train
-from tiny import tiny_model
+from tiny import saved, tiny_model
 
 KILLER = signalled("trainer.state.global_step == 6")
 TERMINATED_IN_ONE = signalled('trainer.state.global_step == 4 and os.environ["RANK"] == "1"', "SIGTERM")
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.timeout(2 * TIMEOUT)
 
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
-    tiny_model().save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model", tokenizer)
     (tmp_path / "text").mkdir()
     for number in range(3):
         (tmp_path / "text" / f"{number}.txt").write_text("".join(SENTENCE.format(number * i) for i in range(12)))

@@ -37,8 +37,7 @@ def curve(
         option(LENGTHS, "Targets at each length; default 10, with auto lengths 4 or as many as needed.", metavar="N"),
     ] = None,
     protocol: Annotated[
-        Protocol,
-        option(TASK, "auto: nested, or probe with lengths above 4,096; paper: the authors'."),
+        Protocol, option(TASK, "auto: nested, or probe with lengths above 4,096; paper: the authors'.")
     ] = "auto",
     depths: Annotated[
         str | None,

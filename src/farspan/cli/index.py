@@ -14,8 +14,7 @@ INDEX = "Index"
 def index(
     text: Annotated[str, option(TEXTS, "FILE, FOLDER, org/name or builtin: the documents.", metavar="TEXT")],
     out: Annotated[
-        Path,
-        option(RUN, "Folder of the index; an index of the same documents and settings is kept.", metavar="FOLDER"),
+        Path, option(RUN, "Folder of the index; an index of the same documents and settings is kept.", metavar="FOLDER")
     ],
     kind: Annotated[
         Literal["bm25", "dense", "faiss"],

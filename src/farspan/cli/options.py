@@ -120,8 +120,7 @@ Scored = Annotated[
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
 Out = Annotated[
-    Path | None,
-    option(RUN, "Run folder; default: one under runs/. An unfinished run is continued.", metavar="FOLDER"),
+    Path | None, option(RUN, "Run folder; default: one under runs/. An unfinished run is continued.", metavar="FOLDER")
 ]
 Batch = Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")]
 Chunk = Annotated[int | None, count(RUN, "Tokens of a row in one forward pass; default 1,024, on a GPU up to 8,192.")]
@@ -268,8 +267,7 @@ class TextOptions:
 
     text: Text = "builtin"
     lengths: Annotated[
-        str,
-        option(LENGTHS, "512,1024,2048, or a range 512:16384; auto: chosen for model and task.", metavar="LENGTHS"),
+        str, option(LENGTHS, "512,1024,2048, or a range 512:16384; auto: chosen for model and task.", metavar="LENGTHS")
     ] = "auto"
     points: Annotated[int | None, count(LENGTHS, "Number of lengths in a range; default 16.", 1, 10_000)] = None
     spacing: Annotated[
@@ -333,8 +331,7 @@ class Running:
         bool, option(RUN, "With --plan: also load the model and time it, in about 15 seconds.", "--calibrate")
     ] = False
     tflops: Annotated[
-        float | None,
-        option(RUN, "With --plan: speed of the machine in TFLOP/s, such as 0.3.", metavar="X"),
+        float | None, option(RUN, "With --plan: speed of the machine in TFLOP/s, such as 0.3.", metavar="X")
     ] = None
     quiet: Annotated[bool, option(RUN, "Print no progress, only results.", "--quiet", "-q")] = False
     as_json: AsJson = False

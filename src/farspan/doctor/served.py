@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farspan.doctor.subject import Check, beginning
+from farspan.reader.logits import Sampling
 from farspan.reader.served import ServedLM
 from farspan.reader.served.client import NotServedError, ServerError
-from farspan.reader.served.transports import UNCHANGED, Completions, Expected, Sampling, Transport
+from farspan.reader.served.transports import UNCHANGED, Completions, Expected, Transport
 
 READ, SCORED = 160, 16  # tokens of the text, and tokens scored after it
 NOISE = 0.05  # nats; engines that batch differently round differently

@@ -41,12 +41,7 @@ def curve(
 
 
 def compare(
-    models: Models,
-    methods: Methods = "full",
-    tasks: Tasks = "perplexity",
-    *,
-    cost: bool = True,
-    **options: Any,
+    models: Models, methods: Methods = "full", tasks: Tasks = "perplexity", *, cost: bool = True, **options: Any
 ) -> Measured:
     """Compare models and methods on the same tokens: quality, paired with the first model and method, and cost.
 

@@ -25,13 +25,7 @@ CROSSING_SHARE = 0.1  # of the longest windows that hold the end of a document; 
 
 
 def measure_model(
-    lm: LM,
-    methods: Sequence[Method],
-    what: Grid,
-    run: Run,
-    part: Sharding | None,
-    seconds: float,
-    watch: Watch,
+    lm: LM, methods: Sequence[Method], what: Grid, run: Run, part: Sharding | None, seconds: float, watch: Watch
 ) -> float:
     """Measure a model in at most `seconds`, counted after it is loaded and its texts are tokenised. Return the seconds
     used."""
@@ -137,14 +131,7 @@ def measure_setups(
 
 
 def _measure_setup(
-    one: Setup,
-    how: Method,
-    lm: LM,
-    run: Run,
-    seed: int,
-    budget: TimeBudget,
-    mine: Mine | None,
-    watch: Watch,
+    one: Setup, how: Method, lm: LM, run: Run, seed: int, budget: TimeBudget, mine: Mine | None, watch: Watch
 ) -> None:
     same: dict[str, Any] = {"seed": seed, "watch": watch, **one.sizes(lm)}
     if one.curve is not None:

@@ -44,10 +44,7 @@ class Setup:
     def sizes(self, lm: LM) -> dict[str, Any]:
         """Return the repeats that are read together, and the tokens of one forward; None: what fits."""
         longest = self.lengths[-1] if self.lengths else self.longest
-        return {
-            "batch": self.batch or self.bound.batch(longest),
-            "chunk": self.chunk or self.bound.chunk(lm, longest),
-        }
+        return {"batch": self.batch or self.bound.batch(longest), "chunk": self.chunk or self.bound.chunk(lm, longest)}
 
     def examples(self, lm: LM, seed: int) -> list[Example[Any]]:
         """Return the examples at its lengths."""

@@ -210,13 +210,7 @@ class Sharding:
         return lines
 
 
-def sharding(
-    models: Sequence[str | LM],
-    methods: Sequence[Method],
-    what: Grid,
-    shard: Shard,
-    loader: Load,
-) -> Sharding:
+def sharding(models: Sequence[str | LM], methods: Sequence[Method], what: Grid, shard: Shard, loader: Load) -> Sharding:
     """Return the part of a shard. Models are loaded without weights, one after another.
 
     Raises:

@@ -1,8 +1,9 @@
 """Compute scores of given tokens from logits, and choose new tokens."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,6 +34,24 @@ class Scores:
     def failed(self) -> Bool[Tensor, "batch kept"]:
         """Where the model gave no finite number. A server that returns only its choice gives ranks without nats."""
         return ~self.nats.isfinite() & ~(self.nats.isnan() & (self.rank >= 0))
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How new tokens are chosen."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stop: Sequence[int] = ()
+    seed: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The settings that have the same names in all engines."""
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return {"temperature": self.temperature, "top_p": self.top_p, **seed}
 
 
 class NotFiniteError(ValueError):

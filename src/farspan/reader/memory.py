@@ -15,7 +15,7 @@ from torch import Tensor
 from farspan import hf
 from farspan.lm import LM
 from farspan.reader.checks import check_ids, check_new_tokens, check_positions
-from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling, joined, next_token, scored
+from farspan.reader.logits import Head, NotFiniteError, Sampling, Scores, check_sampling, joined, next_token, scored
 
 Ids = Int[Tensor, "batch _"]  # rows of one length (`_`: any); -1 marks right padding, if a method allows it
 
@@ -192,27 +192,31 @@ class BaseMemory(Memory, ABC):
             NotFiniteError: logits from which no token can be chosen.
         """
         check_sampling(temperature, top_p, seed)
-        ids = self._to_continue(ids, max_new_tokens)
+        how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
+        return self._generate(self._to_continue(ids, max_new_tokens), how, on_token)
+
+    def _generate(self, ids: Ids, how: Sampling, on_token: Callable[[Tensor], None] | None) -> list[Tensor]:
+        """Return the new tokens after memory and ids, which were checked; see `generate`."""
         chosen: list[Tensor] = []
         with self._alone(), self.fork() as expect:
             logits = expect(ids)
-            generator = None if seed is None else torch.Generator(logits.device).manual_seed(seed)
+            generator = None if how.seed is None else torch.Generator(logits.device).manual_seed(how.seed)
             done = torch.zeros(self.batch, dtype=torch.bool, device=logits.device)
-            stops = torch.tensor(list(stop), dtype=torch.long, device=logits.device)
-            while len(chosen) < max_new_tokens:
+            stops = torch.tensor(how.stop, dtype=torch.long, device=logits.device)
+            while len(chosen) < how.max_new_tokens:
                 if not bool(logits.amax(-1).isfinite().all()):  # a model may exclude single tokens with -inf
                     raise NotFiniteError(
                         f"{self.lm.name} gives logits that are not finite for new token {len(chosen) + 1}: its weights "
                         "are damaged, or its numbers overflow; try --dtype float32, or download the weights again"
                     )
-                if len(chosen) < min_new_tokens:
+                if len(chosen) < how.min_new_tokens:
                     logits[:, stops] = -torch.inf
-                token = next_token(logits, temperature, top_p, generator)
+                token = next_token(logits, how.temperature, how.top_p, generator)
                 done |= torch.isin(token, stops)
                 chosen.append(torch.where(done, -1, token))
                 if on_token is not None:
                     on_token(chosen[-1])
-                if bool(done.all()) or len(chosen) == max_new_tokens:
+                if bool(done.all()) or len(chosen) == how.max_new_tokens:
                     break
                 logits = expect(token[:, None].to(self.lm.device))
         rows = torch.stack(chosen, 1) if chosen else ids.new_empty(self.batch, 0)

@@ -23,14 +23,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError
 from farspan.specs import choice, limited
 from farspan.tasks.base import Example, Quality, Work
-from farspan.tasks.documents import (
-    TRUNCATE,
-    Answering,
-    BoundDocuments,
-    DocumentPrompt,
-    DocumentTask,
-    Item,
-)
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, DocumentPrompt, DocumentTask, Item
 from farspan.tasks.icl import nats_of_options
 from farspan.tasks.prompts import following
 from farspan.tasks.values import text_of

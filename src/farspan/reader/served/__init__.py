@@ -13,9 +13,10 @@ import torch
 from farspan.files import expanded
 from farspan.lm import LM, choose_separator
 from farspan.loading import load_tokenizer
+from farspan.reader.logits import Sampling
 from farspan.reader.served.client import Client, NotServedError, ServerError
 from farspan.reader.served.memory import Elsewhere, ServedReader
-from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, Sampling, Transport, probe
+from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, Transport, probe
 from farspan.text.corpora import tokenizer_hash
 
 __all__ = ["ServedLM", "ServerError", "served"]

@@ -1,7 +1,7 @@
 """The reader of a model on a server: token ids are kept here, and each score is a request."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from farspan.reader import Reader
-from farspan.reader.logits import Head, Scores, check_sampling
+from farspan.reader.logits import Head, Sampling, Scores
 from farspan.reader.memory import BaseMemory, Ids
-from farspan.reader.served.transports import Sampling, Transport
+from farspan.reader.served.transports import Transport
 
 if TYPE_CHECKING:
     from farspan.reader.served import ServedLM
@@ -78,23 +78,10 @@ class ServedMemory(BaseMemory):
                 nats[row, column], rank[row, column] = one, place
         return Scores(nats, rank)
 
-    def generate(
-        self,
-        ids: Ids,
-        max_new_tokens: int,
-        *,
-        stop: Sequence[int] = (),
-        on_token: Callable[[Tensor], None] | None = None,
-        seed: int | None = None,
-        min_new_tokens: int = 0,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-    ) -> list[Tensor]:
-        """Return new tokens as `BaseMemory.generate`. `on_token` is called only after all tokens have arrived."""
-        check_sampling(temperature, top_p, seed)
-        how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
-        prompts = torch.cat([self.ids, self._to_continue(ids, max_new_tokens)], 1).tolist()
-        rows = [self.transport.generate(prompt, how)[0] if max_new_tokens else [] for prompt in prompts]
+    def _generate(self, ids: Ids, how: Sampling, on_token: Callable[[Tensor], None] | None) -> list[Tensor]:
+        """Return new tokens. `on_token` is called only after all tokens have arrived."""
+        prompts = torch.cat([self.ids, ids], 1).tolist()
+        rows = [self.transport.generate(prompt, how)[0] if how.max_new_tokens else [] for prompt in prompts]
         if on_token is not None:
             for tokens in zip_longest(*rows, fillvalue=-1):
                 on_token(torch.tensor(tokens))

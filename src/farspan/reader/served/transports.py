@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from farspan.reader.logits import Sampling
 from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError, TooLongError
 
 # nats of a token (NaN: not known; infinite: the model gave none), and its rank (0: the server's choice; -1: not known)
@@ -30,24 +31,6 @@ CHAT = "/v1/chat/completions"
 # a server's own defaults, often from generation_config.json, would change greedy choices and the sampled distribution
 UNCHANGED = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
 UNCHANGED_BY_LLAMA = {"repeat_penalty": 1.0, "top_k": 0, "min_p": 0.0}
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How new tokens are chosen."""
-
-    max_new_tokens: int
-    min_new_tokens: int = 0
-    stop: Sequence[int] = ()
-    seed: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """The settings that have the same names in all engines."""
-        seed = {} if self.seed is None else {"seed": self.seed}
-        return {"temperature": self.temperature, "top_p": self.top_p, **seed}
 
 
 @runtime_checkable
