@@ -28,7 +28,7 @@ from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 import tiny
-from tiny import PlannedAndFed, saved, tiny_model
+from tiny import CONFIGS, DIFFLLAMA, PlannedAndFed, saved, tiny_model
 from toys import attention_of
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi3", "smollm3", "cohere"]
@@ -237,11 +237,13 @@ def test_a_map_survives_its_row() -> None:
         ("mamba2", "Mamba2ForCausalLM, which has layers of"),
         ("falcon_h1", "FalconH1ForCausalLM, which has layers of"),
         ("llama4", "Llama4ForCausalLM, which has layers of chunked_attention"),
+        ("diffllama", "DiffLlamaForCausalLM: its weights are differences of several softmaxes"),
     ],
 )
 def test_attention_that_is_not_a_softmax_over_keys_is_refused_by_name(
-    architecture: str, said: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    architecture: str, said: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(CONFIGS, "diffllama", DIFFLLAMA)
     lm = wrap(tiny_model(architecture), tokenizer, "tiny")
     with pytest.raises(ValueError, match=f"watching attention cannot be used with {said}"):
         looked_at(tmp_path, lm, attention_of(some_text(), BIN, SINKS))

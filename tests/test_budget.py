@@ -12,7 +12,7 @@ from farspan.methods import method
 from farspan.methods.knorm import Knorm
 
 import naive
-from tiny import COMMON, CONFIGS, nats_of, refused, saved, some_ids, tiny_config, tiny_model
+from tiny import COMMON, CONFIGS, DIFFLLAMA, nats_of, open_lm, refused, same, saved, some_ids, tiny_config, tiny_model
 
 FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
 READ, TIME = 50, 60
@@ -98,6 +98,16 @@ def test_a_model_whose_cache_holds_no_keys_to_choose_from_is_refused(
         pass
     with method("topk:k=5").on(lm) as reader:  # keeps every key
         assert reader.read(some_ids(1, 20)).num_kept == 20
+
+
+def test_a_layer_that_attends_twice_votes_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONFIGS, "diffllama", DIFFLLAMA)
+    lm, ids, found = open_lm("diffllama", tokenizer), some_ids(1, TIME), []
+    for chunk in (5, 1024):
+        with method("snapkv:capacity=20,window=16,kernel=3").on(lm) as reader:
+            reader.chunk = chunk
+            found.append(reader.read(ids[:, :READ]).score(ids[:, READ:]).nats)
+    same(*found)
 
 
 def test_a_plan_without_weights_refuses_a_latent_too(tokenizer: Any, tmp_path: Path) -> None:

@@ -261,6 +261,24 @@ def test_a_mixed_precision_training_is_measured_in_its_precision(
     assert training.model.forward.__wrapped__ is not None  # accelerate's autocast is around the model again
 
 
+def test_a_model_is_measured_after_a_trainer_as_its_weights_in_a_new_model_are(
+    trainer: Start, tokenizer: PreTrainedTokenizerFast, text: str, tmp_path: Path
+) -> None:
+    training, fresh = trainer(steps=2, bf16=True), tiny_model()
+    training.train()
+    fresh.load_state_dict(training.model.state_dict())
+    what: dict[str, Any] = {"tasks": "perplexity", "lengths": [20, 40], "repeats": 2}
+    state, found = torch.get_rng_state(), []
+    for model in (training.model, fresh):
+        lm = farspan.wrap(model, tokenizer, "tiny")
+        rows = farspan.measure(lm, **what, text=text, out=tmp_path / str(len(found))).rows
+        found.append([row.scores["nats"] for row in rows])
+    assert found[0] == found[1]
+    assert training.model.training
+    assert training.model.forward.__wrapped__ is not None  # accelerate's autocast
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_model_that_diverged_is_recorded_and_trained_on(trainer: Start, curves: Any, tmp_path: Path) -> None:
     model = tiny_model()
     model.model.norm.weight.data.fill_(torch.nan)

@@ -132,6 +132,18 @@ def test_a_loaded_model_that_was_trained_since_does_not_repeat_its_rows(lm: LM, 
     assert recorded["fingerprint"] == wrap(mine.model, lm.tokenizer, "mine").identity["fingerprint"] != before
 
 
+def test_a_loaded_model_does_not_repeat_the_rows_of_other_adapters(lm: LM, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    tuned = peft.get_peft_model(tiny_model(), peft.LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM"))
+    mine = wrap(tuned.get_base_model(), lm.tokenizer, "mine")
+    farspan.measure(mine, **WHAT, out=tmp_path / "run")
+    with tuned.disable_adapter(), refused("fingerprint was"):
+        farspan.measure(mine, **WHAT, out=tmp_path / "run")
+    farspan.measure(mine, **WHAT, out=tmp_path / "run")
+    with peft.helpers.rescale_adapter_scale(tuned, multiplier=0.5), refused("fingerprint was"):
+        farspan.measure(mine, **WHAT, out=tmp_path / "run")
+
+
 class Text:
     name, hash = "text", "1"
 

@@ -12,12 +12,14 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+import farspan
 from farspan import stats
 from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM, wrap
 from farspan.measuring.loop import Watch, _batches, measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
+from farspan.methods.full import Full
 from farspan.reader.served.client import TooLongError
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result
@@ -181,6 +183,36 @@ def test_nan_logits_are_rows_and_the_run_goes_on(lm: LM, tmp_path: Path) -> None
     assert rows[0].reason == "10 scored tokens have no finite log-probability"
     assert rows[0].scores["copy"] == 0.0
     json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])
+
+
+def test_a_model_is_measured_without_dropout_after_it_was_trained(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm, nats = wrap(tiny_model("gpt2"), tokenizer, "tiny"), []
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 40)
+    what: dict[str, Any] = {"tasks": "perplexity", "text": str(tmp_path / "text"), "lengths": [20, 40], "repeats": 2}
+    for number, training in enumerate((False, True)):  # as a Trainer leaves its model
+        lm.model.train(training)
+        rows = farspan.measure(lm, **what, out=tmp_path / str(number)).rows
+        nats.append([row.scores["nats"] for row in rows])
+        assert all(module.training == training for module in lm.model.modules())
+    assert nats[0] == nats[1]
+
+
+class Gradients(Full):
+    """A method that could train at test time."""
+
+    name = "gradients"
+
+    def on(self, lm: LM) -> Any:
+        assert torch.is_grad_enabled()
+        return super().on(lm)
+
+
+def test_a_method_of_the_users_own_may_need_gradients(lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 40)
+    what: dict[str, Any] = {"text": str(tmp_path / "text"), "lengths": [20], "repeats": 2, "out": tmp_path / "run"}
+    assert len(farspan.measure(lm, Gradients(), "perplexity", **what).rows) == 2
 
 
 def test_a_fallback_is_said(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

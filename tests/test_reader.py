@@ -22,7 +22,7 @@ from farspan.reader.dense_memory import PlainMemory
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy
-from tiny import CONFIGS, VOCABULARY, open_lm, some_ids, tiny_model
+from tiny import CONFIGS, VOCABULARY, nats_by, open_lm, some_ids, tiny_model
 
 CHUNKED = [
     "llama",
@@ -100,6 +100,18 @@ def test_models_that_chunks_mislead_are_read_with_plain_forwards(architecture: s
     nats, rank = plain_scores(lm.model, text, 80)
     torch.testing.assert_close(scores.nats[:2], nats[:, 10:], rtol=1e-4, atol=2e-4)
     assert (scores.rank[2:] == rank[:, 10:]).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("text", ["full", "sinks:window=20,sinks=3"])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_model_in_training_mode_is_read_without_dropout(is_known: bool, text: str, tokenizer: Any) -> None:
+    lm, ids = wrap(tiny_model(attention_dropout=0.5), tokenizer, "tiny"), some_ids(1, 60)
+    expected = nats_by(text, wrap(lm.model, tokenizer, "tiny"), ids)
+    if is_known:
+        nats_by(text, lm, ids)
+    lm.model.train()  # as a Trainer leaves it
+    assert torch.equal(nats_by(text, lm, ids), expected)
+    assert all(module.training for module in lm.model.modules())
 
 
 def test_the_self_check_catches_a_cache_that_forgets(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ import farspan
 from farspan.cli import app
 from farspan.methods import method
 from farspan.methods.rope import scaled, truncated
+from farspan.report import training
 from farspan.report.training import draw_smt_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
@@ -468,6 +469,21 @@ def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path, drawn: None
     assert last_of_each_length(log, "loss_sparse") == pytest.approx({8: 5, 16: 4})
     assert [path.name for path in draw_smt_losses(log, tmp_path, 8)] == ["losses.png", "losses.svg"]
     assert draw_smt_losses([{"step": 1, "loss": 3.0}], tmp_path, 8) == []
+
+
+@pytest.mark.parametrize(("mode", "every", "by_length"), [("cover", 2, False), ("cover", 1, True), ("fixed", 2, True)])
+def test_a_mean_over_steps_of_several_lengths_is_not_drawn_as_of_one(
+    mode: str, every: int, by_length: bool, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+
+    def noted(rows: list[list[Any]], *given: Any, **how: Any) -> None:
+        titles.extend(figure.title for figures in rows for figure in figures if figure is not None)
+
+    monkeypatch.setattr(training, "draw_grid", noted)
+    train(settings("a", f"lengths.mode={mode}", f"trainer.log_every={every}"))
+    assert "Training perplexity" in titles
+    assert ("Training perplexity at the end of each length" in titles) == by_length
 
 
 def test_the_command_says_what_it_trains_and_ends_with_json(settings: Make, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from farspan.callback import CurveCallback, PerplexityCallback
 from farspan.files import locked
+from farspan.record import Row
 from farspan.report.export import memory_size
 from farspan.stats import MemoryLength
 from farspan.train import cepe, distill, interrupts, lm, mlm, smt
@@ -860,6 +861,7 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
             for draw in ("skip:chunks=3", "pose", "random", "decoys", "recurrences", "full")
         ),
         ("smt", ["smt.mixed=off", "smt.beta=2"], r"smt: beta = 2\.0 has no effect with mixed = 'off'"),
+        ("smt", ["optimizer.momentum=0.9"], r"optimizer: momentum = 0\.9 has no effect with name = 'adamw'.*\"muon\""),
         (
             "cepe",
             ["stage=warmup", "data.noise.rate=1"],
@@ -879,6 +881,12 @@ def test_what_cannot_be_or_would_do_nothing_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         train(kind, settings(kind, *overrides))
+
+
+def test_a_form_of_decay_without_a_decay_is_refused() -> None:
+    with pytest.raises(ValueError, match="decay = 'cosine' has no effect with decay_fraction = 0: leave it out, or"):
+        smt.SmtOptimizer(decay="cosine")
+    assert smt.SmtOptimizer(decay="cosine", decay_fraction=0).decay_fraction == 0  # a decay that was turned off
 
 
 def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path: Path) -> None:
@@ -919,6 +927,25 @@ def test_a_mean_over_fewer_windows_than_at_other_steps_is_not_logged(
     found = watch.summarised(run, 2)
     assert found == {"perplexity_8": pytest.approx(math.exp(2.0)), "accuracy_8": pytest.approx(0.3)}
     assert "step 2: no perplexity at 16 tokens, since 1 of 2 windows have none: why" in caplog.text
+
+
+def test_a_curve_that_lacks_rows_is_logged_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("farspan.callback.draw_memory", lambda *given: None)
+    watch, scores = CurveCallback(), {"copy": 0.9, "control": 0.1, "scored": 40, "context": 160}
+    watch.folder, watch._lm, watch._trained_at = Path(), SimpleNamespace(trained_length=64), 30  # type: ignore[assignment]
+    settings = {"protocol": "nested", "target_text": "t"}
+    rows = [
+        Row(f"step-{step}", "full", "curve", 3, settings, length, i, 0, str(i), scores=scores | {"control_repeat": i})
+        for step in (2, 4)
+        for length in (80, 160)
+        for i in range(2)
+    ]
+    rows[-1] = replace(rows[-1], status="oom", reason="why", scores={})
+    for step, lacking in ((2, False), (4, True)):
+        assert watch.summarised(SimpleNamespace(rows=rows), step)["span"] > 0  # type: ignore[arg-type]
+        assert ("since 1 of 4 rows failed, first at 160 tokens: why" in caplog.text) == lacking
 
 
 def test_a_card_has_no_number_where_a_step_has_none() -> None:

@@ -54,6 +54,7 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
 PLAIN = SMALL | {"intermediate_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
 COMMON = PLAIN | {"num_key_value_heads": 2}
 PHIMOE = COMMON | {"num_local_experts": 2, "num_experts_per_tok": 1}  # whose RoPE ignores the frequencies it is given
+DIFFLLAMA = "DiffLlama", COMMON | {"attention_dropout": 0.0}  # each layer attends twice, with the same queries
 GPT = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16, "mamba_n_groups": 1}
 HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}

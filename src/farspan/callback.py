@@ -304,6 +304,13 @@ class CurveCallback(MeasuringCallback):
             draw_memory(self._summaries, self.folder, self._lm.trained_length, self._trained_at)
         if step not in self._summaries:
             return {}
+        mine = [row for row in run.rows if row.model == f"step-{step}"]
+        if failed := [row for row in mine if row.status != "ok"]:
+            logger.warning(
+                "step %d: half-life and span are of fewer texts or lengths than at other steps, since %d of %d rows "
+                "failed, first at %s tokens: %s",
+                step, len(failed), len(mine), f"{failed[0].length:,}", failed[0].reason or failed[0].status,
+            )  # fmt: skip
         _, numbers = self._summaries[step]
         lengths = {"half_life": numbers.half_life, "span": numbers.span}
         values = {name: one.value for name, one in lengths.items()}

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -327,7 +328,7 @@ BLOCK = 1 << 25  # bytes
 
 def fingerprint(model: Any) -> str:
     """Return a hash that identifies a model: of every weight's name, shape, dtype and values (unless some are offloaded
-    to disk)."""
+    to disk), and of the adapters of PEFT that are on."""
     digest = hashlib.sha256()
     weights = model.state_dict()
     offloaded = any(weight.device.type == "meta" for weight in weights.values())
@@ -336,6 +337,11 @@ def fingerprint(model: Any) -> str:
         if weight.numel() and not offloaded:
             whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # the weight of a sharded model
             digest.update(_sums(whole.detach()).cpu().numpy().tobytes())
+    if (peft := sys.modules.get("peft.tuners.tuners_utils")) is not None:  # else the model has no adapters
+        for name, module in model.named_modules():
+            if isinstance(module, peft.BaseTunerLayer):
+                active = () if module.disable_adapters else tuple(module.active_adapters)
+                digest.update(f"{name} {active} {getattr(module, 'scaling', None)}".encode())
     return digest.hexdigest()[:16]
 
 

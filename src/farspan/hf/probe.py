@@ -1,6 +1,7 @@
 """Properties of attention layers, found by running a few tokens; and their weights while a text is read."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,7 @@ PROBE_SHIFT = 500  # positions
 TOLERANCES, TOLERANCE = {torch.float32: 5e-3, torch.float16: 0.02}, 0.1  # the second is that of other dtypes
 
 
-def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Layer]:
+def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool = False) -> list[Layer]:
     """Return the properties of each attention layer, found by running a few tokens through the model.
 
     With our full attention the model must give the same hidden states as with its own. Shifted positions must rotate
@@ -34,6 +35,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
     Args:
         name: the method's, for error messages.
         rotary: whether the method rotates queries and keys; otherwise any kind of positions is accepted.
+        once: whether layers that attend several times in a forward are refused, as those of DiffLlama.
 
     Raises:
         ValueError: attention that does not go through transformers' interface or needs more than it passes on,
@@ -53,9 +55,11 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
             _check_positions(model, name)
         return plain
     seen: dict[int, tuple[Tensor, Tensor]] = {}
+    calls = Counter[int]()  # by layer
 
     def watching(call: Call) -> Tensor:
         seen[call.layer.index] = call.query.flatten(1, 2), call.key
+        calls[call.layer.index] += 1
         return dense(call)
 
     ids = _probe_ids(model)
@@ -84,6 +88,8 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
                 "weights are damaged, or its dtype is too small: download it again, or use --dtype float32"
             )
         here = watched(0)
+        if once and max(calls.values()) > 1:
+            raise ValueError(f"{refusal}: its weights are differences of several softmaxes over keys")
         if not rotary:
             return plain
         _check_positions(model, name)
@@ -185,11 +191,12 @@ def watch_attention(
 
     Raises:
         ValueError: attention that transformers' interface does not expose, that is more than a softmax over keys
-            (weight on no key, ALiBi, chunks, states), or that a method has replaced; heads on several devices.
+            (weight on no key, ALiBi, chunks, states, differences), or that a method has replaced; heads on several
+            devices.
     """
     name = "watching attention"
     refuse_divided(lm.model, name)
-    known = attention_layers(lm.model, name=name, rotary=False)
+    known = attention_layers(lm.model, name=name, rotary=False, once=True)
     count = len(known)
     if unknown := [layer for layer in layers or () if not -count <= layer < count]:
         raise ValueError(f"{lm.name} has no attention layer {unknown[0]}: its layers are 0 to {count - 1}")

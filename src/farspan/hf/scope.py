@@ -1,12 +1,14 @@
 """Exclusive use of a model: one thread at a time, under the methods that have changed it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import RLock
 from weakref import WeakKeyDictionary
 
 from torch import nn
+
+from farspan.hf.training import evaluating
 
 
 class Scope:
@@ -38,8 +40,9 @@ def _use(model: nn.Module) -> _Use:
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from running `model` meanwhile: a forward and the output head depend on its state."""
-    with _use(model).lock:
+    """Keep other threads from running `model` meanwhile: a forward and the output head depend on its state. A model in
+    training mode, as a Trainer leaves it, is in eval mode meanwhile, without dropout."""
+    with _use(model).lock, evaluating(model) if model.training else nullcontext():
         yield
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from farspan.hf.training import set_aside
 from farspan.lm import LM
 from farspan.measuring.adaptive import BudgetError, TimeBudget, measure_adaptively
 from farspan.measuring.loop import Mine, Watch, measure_cell
@@ -30,7 +31,9 @@ def measure_model(
     used."""
     setups = begin_model(lm, what, run, part.models if part is not None else (), watch)
     started = time.monotonic()
-    measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), watch)
+    # a Trainer leaves its model in training mode, with dropout; a method of the user's own may train at test time
+    with set_aside(lm.model, gradients=True):
+        measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), watch)
     return time.monotonic() - started
 
 

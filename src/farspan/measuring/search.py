@@ -37,6 +37,7 @@ from farspan import hf
 from farspan.extras import optional_import
 from farspan.files import expanded, read_json, write
 from farspan.hf.attend import frequencies
+from farspan.hf.training import set_aside
 from farspan.lengths import check_lengths
 from farspan.lm import LM
 from farspan.measuring.loader import Load
@@ -193,7 +194,7 @@ def search_rope(
     searched = {"shape": shape, "factor": float(factor), "max_nats": float(max_nats)}
     header = what.header | {"search": searched, "methods": [NAME]}
     folder = expanded(out) if out is not None else default_folder("search", [lm.name], header)
-    with Run.open(folder, header) as run:
+    with Run.open(folder, header) as run, set_aside(lm.model):
         memory, nats = begin_model(lm, what, run, (), watch)
         _check_beyond(memory, lm, what)
         setups = memory, replace(nats, lengths=(lm.trained_length,))

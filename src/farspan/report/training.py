@@ -26,12 +26,14 @@ SIZE = (6.0, 5.0)  # of a figure in inches
 Log = Sequence[Mapping[str, Any]]
 
 
-def draw_smt_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
+def draw_smt_losses(log: Log, folder: str | Path, window: int, *, returns: bool = False) -> list[Path]:
     """Draw the log of a Sparse Memory Training into losses.png and losses.svg and return the two paths; none where
     nothing was logged yet.
 
     Args:
         window: tokens of the window that is extended; lengths within it are dashed.
+        returns: the training returns to lengths that it has reached, so that an entry of the log, whose length is that
+            of its last step, is a mean over steps of several lengths. Losses by length are then left out.
     """
     entries = [entry for entry in log if any(term in entry for term in SMT_TERMS)]
     if not entries:
@@ -42,19 +44,14 @@ def draw_smt_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
         by_step.append(line(label, found, index))
         by_length.append(line(label, sorted(last_of_each_length(entries, term).items()), index))
     reached = line("length", ((entry["step"], entry["length"]) for entry in entries), 2)
+    losses = Figure("Training perplexity", "step", "perplexity", by_step, log_y=True)
+    measured = measured_figure(log, window, "dashed: inside the window")
+    ends = "Training perplexity at the end of each length"
     figures: list[list[Figure | None]] = [
-        [
-            Figure("Training perplexity", "step", "perplexity", by_step, log_y=True),
-            Figure(
-                "Training perplexity at the end of each length", "length (tokens)", "perplexity", by_length, log_y=True
-            ),
-        ],
-        [
-            Figure("Length that the training has reached", "step", "length (tokens)", [reached]),
-            measured_figure(log, window, "dashed: inside the window"),
-        ],
+        [losses, Figure(ends, "length (tokens)", "perplexity", by_length, log_y=True)],
+        [Figure("Length that the training has reached", "step", "length (tokens)", [reached]), measured],
     ]
-    return draw_grid(figures, folder, "losses", size=SIZE)
+    return draw_grid([[losses, measured]] if returns else figures, folder, "losses", size=SIZE)
 
 
 def draw_cepe_losses(log: Log, folder: str | Path, window: int) -> list[Path]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 from transformers import get_wsd_schedule
 
@@ -31,6 +31,14 @@ class OptimizerSettings(Settings):
         if value >= 1 and value != int(value):
             raise ValueError("expected a whole number of steps, or a share of all steps below 1")
         return value
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> "OptimizerSettings":
+        if self.name != "muon":
+            self.refuse_unused(("momentum",), f"name = {self.name!r}", 'name = "muon"')
+        if not self.decay_fraction and "decay_fraction" not in self.model_fields_set:  # a given 0 turns a decay off
+            self.refuse_unused(("decay",), "decay_fraction = 0", "a decay_fraction above 0")
+        return self
 
 
 def warmup_and_decay(settings: OptimizerSettings, num_steps: int) -> tuple[int, int]:

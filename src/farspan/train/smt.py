@@ -173,7 +173,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     summary |= {"trained": count.trained, "parameters": count.total, "window": rows.row, "text": rows.summary()}
     summary |= {"from": lm.identity, "measured_on_training_text": of_training}
     lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, longest)
-    draw = partial(draw_smt_losses, window=rows.row)
+    draw = partial(draw_smt_losses, window=rows.row, returns=rows.schedule.cover and settings.trainer.log_every > 1)
     return write_up(settings, summary | environment(), lm.tokenizer, smt_card, draw)
 
 

@@ -1,6 +1,6 @@
 """The numbers of a run, one by one: memory lengths, and the quality of each task at each length."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class Number:
     value: float
     low: float | None  # None: no interval
     high: float | None
-    unit: str  # tokens, share, perplexity or nats
+    unit: str  # tokens, share, perplexity or nats; score: of a task of the user's own, in a unit that is not known
     higher_is_better: bool
     n: int  # repeats
     length: int | None = None  # in the group's unit; None: of the whole curve
@@ -42,7 +42,7 @@ class Number:
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """The least and the largest possible value; None: there is none."""
-        known = {"tokens": (0.0, None), "perplexity": (1.0, None), "nats": (None, None)}
+        known = {"tokens": (0.0, None), "perplexity": (1.0, None), "nats": (None, None), "score": (None, None)}
         return known.get(self.unit, (0.0, 1.0))
 
 
@@ -57,16 +57,24 @@ def _numbers(group: Group) -> Iterator[Number]:
         return
     members = {member.whose: member for member in group.members}
     cells = cells_of(group)
+    unit = _unit(quality, [cell.value for cell in cells if cell.value is not None])
     for member in members.values():
         if isinstance(member, CurveMember) and any(row.depth == 0 for row in member.rows):
             yield from _memory(member, group)
         for cell in cells:
             if cell.whose == member.whose and cell.value is not None:
                 about = slug(quality["name"]), f"{quality['name']}, mean over examples", cell.value
-                unit = "perplexity" if quality["exp"] else "nats" if in_nats(quality["name"]) else "share"
                 direction = bool(quality["higher_is_better"])
                 given = (*about, cell.low, cell.high, unit, direction, cell.n, cell.length)
                 yield Number(member, group, *given, details=cell.details)
+
+
+def _unit(quality: Mapping[str, Any], values: Sequence[float]) -> str:
+    """Return the unit of a quality, as of `Number`. A share, or a difference of two, is told by its values."""
+    if quality["exp"] or in_nats(quality["name"]):
+        return "perplexity" if quality["exp"] else "nats"
+    least = -1.0 if " - " in quality["score"] else 0.0
+    return "share" if all(least <= value <= 1 for value in values) else "score"
 
 
 def _memory(member: CurveMember, group: Group) -> Iterator[Number]:
