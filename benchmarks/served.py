@@ -47,6 +47,7 @@ while True:
 """
 WARMUP, SCORED = 16, 32
 TASK = f"curve:protocol=probe,warmup={WARMUP},scored={SCORED}"
+TEXT = "builtin:held-out+tests"  # the same under every Python, which `builtin` is not
 
 
 @contextmanager
@@ -88,7 +89,7 @@ class Read:
 
 def examples(lm: LM, lengths: list[int], repeats: int) -> Iterator[tuple[list[int], list[list[int]]]]:
     """Yield the text of each repeat and length, and the two continuations scored after it: copy and control."""
-    (setup,) = grid([lm], [TASK], lengths=lengths, repeats=repeats).setups(lm, Watch())
+    (setup,) = grid([lm], [TASK], text=TEXT, lengths=lengths, repeats=repeats).setups(lm, Watch())
     separator = list(lm.separator.ids)
     for example in setup.bound.examples(lm, lengths, repeats, 0):
         texts = example.payload
@@ -128,7 +129,8 @@ def margins(lm: LM, asked: list[tuple[list[int], list[list[int]]]]) -> torch.Ten
 def curves_of(lms: list[LM], lengths: list[int], repeats: int) -> dict[str, Any]:
     """Measure the curve of the model here and there; return memory lengths, and how far rows are apart."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = farspan.measure(lms, tasks=[TASK], lengths=lengths, repeats=repeats, out=Path(folder) / "run").rows
+        out = Path(folder) / "run"
+        rows = farspan.measure(lms, tasks=[TASK], text=TEXT, lengths=lengths, repeats=repeats, out=out).rows
     here, there = ({(row.repeat, row.length): row.scores for row in rows if row.model == lm.name} for lm in lms)
     apart = [abs(here[key][half] - there[key][half]) for key in here for half in ("copy", "control")]
     found: dict[str, Any] = {"accuracy of a row, largest difference": max(apart)}

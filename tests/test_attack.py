@@ -7,12 +7,13 @@ are not drawn here.
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from browser import chromium
 
 from attack import fuzz, hostile, kills, limits, wrong
-from attack.harness import Command, End, Stage, Zygote, judge
+from attack.harness import Command, End, Stage, Zygote, judge, rows_of
 
 pytest.importorskip("pyarrow")
 
@@ -107,6 +108,13 @@ def test_rows_that_are_lost_twice_or_other_are_seen() -> None:
         "1 rows are there twice",
         "1 of 2 rows have other scores",
     ]
+
+
+def test_rows_are_counted_beside_a_link_to_nothing_and_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"length": 8}\n{"len')
+    (tmp_path / "rows-1.jsonl").symlink_to("/nothere")
+    (tmp_path / "rows-2.jsonl").mkdir()
+    assert rows_of(tmp_path) == [{"length": 8}]
 
 
 def test_there_are_enough_attacks() -> None:

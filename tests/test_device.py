@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farspan.cepe import MODES
 from farspan.hf import device
-from farspan.hf.device import container_free_bytes, free_bytes
+from farspan.hf.device import container_free_bytes, free_bytes, total_bytes
 from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.methods.topk import largest
@@ -48,6 +48,7 @@ def test_the_smallest_limit_of_a_container_and_of_those_around_it_counts(version
     assert container_free_bytes(groups, process) == 700 * MIB
     group(outer, limit=str(800 * MIB), taken=400 * MIB, version=version)
     assert container_free_bytes(groups, process) == 400 * MIB
+    assert total_bytes(groups, process) == 800 * MIB
 
 
 def test_a_container_that_sees_its_own_group_as_the_root_is_found(tmp_path: Path) -> None:
@@ -59,6 +60,7 @@ def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
     group(tmp_path / "groups", limit="max", taken=30)
     assert container_free_bytes(tmp_path / "groups", own(tmp_path, "0::/", "3:cpuset:/")) is None
     assert container_free_bytes(tmp_path / "groups", tmp_path / "not there") is None
+    assert total_bytes(tmp_path / "groups", tmp_path / "not there") == psutil.virtual_memory().total
 
 
 def test_free_memory_is_no_more_than_the_container_allows(monkeypatch: pytest.MonkeyPatch) -> None:

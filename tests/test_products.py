@@ -54,6 +54,60 @@ def test_the_setting_returns_when_the_last_thread_leaves(setting: Any) -> None:
     assert setting.fp32_precision == before
 
 
+def lacking_memory() -> None:
+    torch.backends.mkldnn.enabled = False  # what torch does where oneDNN cannot allocate, as it warns
+
+
+def test_a_product_that_lacked_memory_is_an_error_and_not_computed_by_mkl(setting: Any) -> None:
+    before = setting.fp32_precision
+    with pytest.raises(MemoryError, match="too little memory"), products.by_onednn(CPU):
+        lacking_memory()
+    assert torch.backends.mkldnn.enabled
+    with pytest.raises(ZeroDivisionError), products.by_onednn(CPU):
+        lacking_memory() or 1 / 0
+    assert torch.backends.mkldnn.enabled
+    assert setting.fp32_precision == before
+
+
+def test_a_check_of_onednn_that_lacks_memory_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiplied = torch.bmm
+
+    def short(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        lacking_memory()
+        return multiplied(one, other)
+
+    products.is_exact.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "bmm", short)
+        with pytest.raises(MemoryError, match="too little memory"):
+            products.is_exact()
+    assert torch.backends.mkldnn.enabled
+    assert products.is_exact()
+
+
+def test_onednn_that_was_turned_off_remains_off(setting: Any) -> None:
+    before = setting.fp32_precision
+    lacking_memory()
+    try:
+        with products.by_onednn(CPU):
+            assert setting.fp32_precision == before
+            products.refuse_fallback()
+        assert not torch.backends.mkldnn.enabled
+    finally:
+        torch.backends.mkldnn.enabled = True
+
+
+def test_onednn_is_not_used_where_memory_is_small(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = setting.fp32_precision
+    monkeypatch.setattr(products, "total_bytes", lambda: products.LEAST_BYTES - 1)
+    products.is_used.cache_clear()
+    try:
+        with products.by_onednn(CPU):
+            assert setting.fp32_precision == before
+    finally:
+        products.is_used.cache_clear()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("time", [1, flash.FEW, 200])
 def test_attention_in_16_bits_is_computed_in_32(dtype: torch.dtype, time: int) -> None:

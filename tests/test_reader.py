@@ -14,6 +14,7 @@ from transformers import BertConfig, BertLMHeadModel
 
 from farspan import hf, reader
 from farspan.hf.cache import BufferLayer
+from farspan.hf.chunks import can_branch
 from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import chunk_of
 from farspan.methods import method
@@ -148,6 +149,26 @@ def test_the_self_check_falls_back_where_the_state_is_of_an_unknown_kind(
 ) -> None:
     monkeypatch.setattr("farspan.hf.stream.STATE_NAMES", ("something_new",))
     assert "TypeError" in str(self_check(lm))
+
+
+@pytest.mark.parametrize(
+    ("place", "check"),
+    [
+        ("farspan.hf.stream.Stream.step", self_check),
+        ("farspan.hf.stream.Stream.branch", can_branch),
+        ("farspan.hf.probe.dense", lambda lm: hf.attention_layers(lm.model, name="topk")),
+    ],
+)
+def test_a_check_that_runs_out_of_memory_does_not_judge_the_model(
+    place: str, check: Callable[[LM], object], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any, **__: Any) -> None:
+        raise RuntimeError("could not create a primitive")  # oneDNN's, which is no torch.OutOfMemoryError
+
+    lm = wrap(tiny_model(), tokenizer, "tiny")
+    monkeypatch.setattr(place, short)
+    with pytest.raises(RuntimeError, match="could not create a primitive"):
+        check(lm)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 1024])

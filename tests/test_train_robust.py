@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from farspan.callback import CurveCallback, PerplexityCallback
 from farspan.files import locked
+from farspan.hf.products import is_used
 from farspan.record import Row
 from farspan.report.export import memory_size
 from farspan.stats import MemoryLength
@@ -118,6 +119,23 @@ def results(out: Path) -> list[str]:
     """What of a finished training is in a folder."""
     return [name for name in ("model.safetensors", "cepe_adapter.safetensors", "README.md", "training.json")
             if (out / name).exists()]  # fmt: skip
+
+
+@pytest.mark.skipif(not is_used(), reason="oneDNN is not used here")
+def test_a_step_with_products_of_another_library_is_not_taken(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = torch.Tensor.backward
+
+    def short(tensor: torch.Tensor, *args: Any, **options: Any) -> None:
+        backward(tensor, *args, **options)
+        torch.backends.mkldnn.enabled = False  # what torch does where oneDNN lacks memory
+
+    monkeypatch.setattr(torch.Tensor, "backward", short)
+    with pytest.raises(MemoryError, match="too little memory"):
+        lm.train(settings("lm"))
+    assert torch.backends.mkldnn.enabled
+    assert not list((tmp_path / "out").rglob("checkpoint-*"))
 
 
 # plans

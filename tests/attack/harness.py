@@ -174,9 +174,9 @@ class Stage:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of all files of rows below a folder, which may be damaged."""
+    """The whole lines of all files of rows below a folder, which may be damaged: also folders and links to nothing."""
     found = []
-    for file in sorted(folder.rglob("rows*.jsonl")):
+    for file in sorted(one for one in folder.rglob("rows*.jsonl") if one.is_file()):
         for line in file.read_bytes().split(b"\n"):
             try:
                 row = json.loads(line)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from farspan.hf.decoder import logits, plain_hidden
+from farspan.hf.device import is_out_of_memory
 from farspan.hf.rotary import length_dependent_rope
 from farspan.hf.stream import Stream
 
@@ -72,9 +73,9 @@ def self_check(lm: Any) -> str | None:
                 stream.step(ids.flip(1)[:, : cut + 7])
             cuts = pairwise((cut, 2 * cut + 5, 2 * cut + 6, length))
             parts += [stream.step(ids[:, first:last]) for first, last in cuts]
-        except torch.OutOfMemoryError:
-            raise
         except TROUBLE as error:
+            if is_out_of_memory(error):
+                raise
             return f"reading in chunks fails: {type(error).__name__}: {error}"
         chunked = torch.cat(parts, 1)
         difference = _Difference()
@@ -109,7 +110,7 @@ def can_branch(lm: Any) -> bool:
                         expected = logits(lm.model, stream.step(branch), stream.output).float()
                     difference.add(expected, given[None])
             except TROUBLE as error:
-                if isinstance(error, torch.OutOfMemoryError):
+                if is_out_of_memory(error):
                     raise
                 _BRANCHES[lm] = False
                 return False

@@ -53,12 +53,24 @@ def free_bytes(device: torch.device) -> int:
     return available if allowed is None else min(available, allowed)
 
 
-def container_free_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def container_free_bytes(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
     """Return the bytes left within the limits of this process's control groups (versions 1 and 2); None without limit.
 
     Inactive file pages do not count as used: the kernel drops them first.
     """
-    left = []
+    return min((max(0, limit - taken) for limit, taken in _limits(groups, own)), default=None)
+
+
+def total_bytes(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
+    """Return the memory of this machine, at most what the limits of this process's control groups allow."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(groups, own))])
+
+
+def _limits(groups: Path, own: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and used bytes, without inactive file pages, of each control group that has a limit."""
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -75,8 +87,7 @@ def container_free_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path
             limit, taken, stat = (file.read_text().strip() for file in files)
             if limit != "max":
                 unused = dict(line.split() for line in stat.splitlines()).get(names[2], 0)
-                left.append(max(0, int(limit) - int(taken) + int(unused)))
-    return min(left, default=None)
+                yield int(limit), int(taken) - int(unused)
 
 
 def peak_bytes(device: torch.device) -> int:

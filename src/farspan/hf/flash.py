@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
 from torch.nn.functional import pad
 
-from farspan.hf.products import is_exact
+from farspan.hf.products import is_used
 
 HIDDEN = -1e30  # added to scores; the GPU's kernel multiplies it by log2(e), which must not overflow
 FEW = 32  # queries for which making keys and values float32 takes longer than it saves
@@ -44,7 +44,7 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tenso
     """Call the kernel that `scaled_dot_product_attention` would call, which also returns the log-sum-exp."""
     if query.device.type == "cpu":
         dtype = query.dtype
-        if query.shape[2] >= FEW and dtype != torch.float32 and is_exact():  # forwards then use oneDNN
+        if query.shape[2] >= FEW and dtype != torch.float32 and is_used():  # forwards then use oneDNN
             query, key, value = query.float(), key.float(), value.float()
             mask = None if mask is None else mask.float()
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -12,6 +12,7 @@ from torch import Tensor
 from farspan.hf.attend import Call, Layer, angles, dense, turned
 from farspan.hf.attention import LEARNED_SINKS, more_than_keys, replaced_attention
 from farspan.hf.decoder import decoder_of, plain_hidden
+from farspan.hf.device import is_out_of_memory
 from farspan.hf.facts import input_device, position_limit
 from farspan.hf.masks import layer_windows
 from farspan.hf.parallel import refuse_divided
@@ -70,9 +71,9 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool =
         with replaced_attention(model, watching, plain, name=name, padding=True):
             try:
                 given, _ = plain_hidden(model, ids, start)
-            except torch.OutOfMemoryError:
-                raise
             except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # a mask that it needs is missing
+                if is_out_of_memory(error):
+                    raise
                 raise ValueError(around) from error
         if len(seen) < len(windows) or not windows:
             raise ValueError(around)

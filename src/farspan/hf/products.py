@@ -5,49 +5,82 @@ do so (AMX); on the others oneDNN computes in float32, and is called here.
 """
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 
-ROUNDING = 1e-5  # largest relative error of a product in float32; with factors rounded to bfloat16 it is 2e-3
+from farspan.hf.device import total_bytes
 
+# oneDNN keeps up to .7 MiB for each shape of a product, also with a small cache: a GiB after 1,500 shapes. Where a
+# process may take less memory than this, MKL computes.
+LEAST_BYTES = 2 << 30
+ROUNDING = 1e-5  # largest relative error of a product in float32; with factors rounded to bfloat16 it is 2e-3
+SHORT = "oneDNN has too little memory for a matrix product"
+
+_mkldnn: Any = torch.backends.mkldnn
 _lock = threading.Lock()
 _users = 0
 _before = ""
+warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # `refuse_fallback` raises an error instead
 
 
 @contextmanager
 def by_onednn(device: torch.device) -> Iterator[None]:
-    """Let oneDNN compute a CPU's products of float32 inside the `with`, in all threads, where it does so in float32.
+    """Let oneDNN compute a CPU's products of float32 inside the `with`, in all threads, if `is_used`.
 
     Inside, `torch.get_float32_matmul_precision` raises an error, since torch has settings of two kinds for it.
+
+    Raises:
+        MemoryError: at the end, as `refuse_fallback`.
     """
     global _users, _before
-    if device.type != "cpu" or not is_exact():
+    if device.type != "cpu" or not _mkldnn.enabled or not is_used():
         yield
         return
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    matmul = _mkldnn.matmul
     with _lock:
         if not _users:
             _before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
         _users += 1
     try:
         yield
+        refuse_fallback()
     finally:
         with _lock:
             _users -= 1
             if not _users:
                 matmul.fp32_precision = _before
+                _mkldnn.enabled = True  # also after another error
+
+
+def refuse_fallback() -> None:
+    """Raise MemoryError if oneDNN lacked memory for a product within `by_onednn`. torch then computes it and all later
+    ones by MKL, which rounds differently: a continued training would get other weights. oneDNN is used again."""
+    if _users and not _mkldnn.enabled:
+        _mkldnn.enabled = True
+        raise MemoryError(SHORT)
+
+
+@cache
+def is_used() -> bool:
+    """Return whether oneDNN computes products of float32: where it is exact, and memory is not small."""
+    return total_bytes() >= LEAST_BYTES and is_exact()
 
 
 @cache
 def is_exact() -> bool:
-    """Return whether oneDNN multiplies in float32 even where it may round to bfloat16, from products of three sizes."""
-    if not torch.backends.mkldnn.is_available() or torch.cpu._is_amx_tile_supported():
+    """Return whether oneDNN multiplies in float32 even where it may round to bfloat16, from products of three sizes.
+
+    Raises:
+        MemoryError: oneDNN lacks the memory for these.
+    """
+    if not _mkldnn.is_available() or not _mkldnn.enabled or torch.cpu._is_amx_tile_supported():
         return False
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    matmul = _mkldnn.matmul
     drawn = torch.Generator().manual_seed(0)
     before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
     try:
@@ -57,6 +90,9 @@ def is_exact() -> bool:
             for found, of in ((torch.bmm(a, b), expected), (a[0] @ b[0], expected[0])):
                 if float((found - of).norm() / of.norm()) > ROUNDING:
                     return False
+        if not _mkldnn.enabled:  # as in `refuse_fallback`
+            raise MemoryError(SHORT)
     finally:
         matmul.fp32_precision = before
+        _mkldnn.enabled = True
     return True

@@ -12,6 +12,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from farspan.files import parse_json
+from farspan.hf.products import refuse_fallback
 from farspan.train.checkpoint import begun, damaged, reading, writing
 from farspan.train.engines import in_any_process
 from farspan.train.finite import diverged, not_finite, refuse_not_finite, refuse_not_finite_values
@@ -61,6 +62,11 @@ class CheckpointTrainer(Trainer):
     def create_scheduler(self, *args: Any, **options: Any) -> torch.optim.lr_scheduler.LRScheduler:
         self.lr_scheduler = self.optimizer_and_schedule[1]
         return self.lr_scheduler
+
+    def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **options)
+        refuse_fallback()
+        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         refuse_not_finite_values(logs, self.state, self.args)
