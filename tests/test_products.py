@@ -1,5 +1,7 @@
 """Products of float32 by oneDNN: as exact as float32, only inside the `with`, and attention in 16 bits uses them."""
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -106,6 +108,26 @@ def test_onednn_is_not_used_where_memory_is_small(setting: Any, monkeypatch: pyt
             assert setting.fp32_precision == before
     finally:
         products.is_used.cache_clear()
+
+
+SHAPES = """
+import psutil, torch
+from farspan.hf import products
+weight, process = torch.randn(1536, 576), psutil.Process()
+with products.by_onednn(torch.device("cpu")):
+    for rows in range(1, 801):
+        torch.nn.functional.linear(torch.randn(rows, 576), weight)
+        if rows == 100:
+            before = process.memory_info().rss
+print((process.memory_info().rss - before) >> 20)
+"""
+
+
+@pytest.mark.skipif(not products.is_used(), reason="memory is small")
+def test_products_of_many_shapes_do_not_fill_the_memory() -> None:
+    """One for each length of a text's last piece: 700 of them kept 500 MiB with the caches' own size."""
+    found = subprocess.run([sys.executable, "-c", SHAPES], check=True, capture_output=True, text=True)
+    assert int(found.stdout) < 200
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -4,6 +4,7 @@ torch calls oneDNN where products of float32 may be rounded to bfloat16. Only so
 do so (AMX); on the others oneDNN computes in float32, and is called here.
 """
 
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ import torch
 
 from farspan.hf.device import total_bytes
 
-# oneDNN keeps up to .7 MiB for each shape of a product, also with a small cache: a GiB after 1,500 shapes. Where a
-# process may take less memory than this, MKL computes.
-LEAST_BYTES = 2 << 30
+# oneDNN and torch's bridge to it keep up to .7 MiB for each shape of a product, by default of 1,024 shapes each: 2.7 GiB
+# after 4,500 shapes, and with these sizes .1 to .3. A forward of a model has about four. Both are read at the first
+# product.
+for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_capacity, "64")
+LEAST_BYTES = 2 << 30  # where a process may take less memory, MKL computes
 ROUNDING = 1e-5  # largest relative error of a product in float32; with factors rounded to bfloat16 it is 2e-3
 SHORT = "oneDNN has too little memory for a matrix product"
 
