@@ -182,6 +182,10 @@ def score_by_distance(lm: LM, books: Path, heads: Sequence[str]) -> dict[str, li
 def measured(options: argparse.Namespace, heads: Sequence[str], layers: Sequence[int]) -> list[Line]:
     """Read the texts, and return a line for each place of each, and one of the scores."""
     lm, lines, books = load(options.model, dtype="bfloat16"), [], options.data / "books"
+    if lm.num_layers <= max(layers):
+        raise ValueError(
+            f"{options.model} has {lm.num_layers} layers: give a model with the architecture of SmolLM2-135M"
+        )
     with method(options.method).on(lm):
         for number, half in enumerate(texts(lm, books, options.length, options.texts)):
             for place, one in read(lm, half, heads, layers):
@@ -272,7 +276,10 @@ def main() -> None:
     if options.model is None:
         parser.error("give a model: a folder with the architecture of SmolLM2-135M, or --quick")
     torch.set_num_threads(1)
-    lines = measured(options, heads, layers)
+    try:
+        lines = measured(options, heads, layers)
+    except ValueError as error:
+        parser.error(str(error))
     if not options.quick:
         all_lines = [*(line for line in kept_lines() if line["of"] != options.name), *lines]
         KEPT.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in all_lines).encode(), mtime=0))
