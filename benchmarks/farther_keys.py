@@ -44,14 +44,8 @@ from farspan.lm import LM
 from farspan.loading.places import DEMO, folder_of
 from farspan.methods import method
 
-HEADS: tuple[str, ...] = (
-    "17.3",
-    "18.6",
-    "18.7",
-    "18.8",
-    "20.6",
-    "23.2",
-)  # of SmolLM2, that have most weight at some far distance
+HEADS = ("17.3", "18.6", "18.7", "18.8", "20.6", "23.2")  # of SmolLM2, each with most weight at some far distance
+QUICK_HEADS = ("2.0", "2.1", "3.2")  # of the embedded model
 SCORED, PIECE = 256, 1024  # tokens of a place; of one forward
 SHORTEST = 4096  # tokens of S, so that places do not overlap
 PLACES = ("beginning", "1/4", "1/2", "3/4", "end")
@@ -245,9 +239,10 @@ TABLES = {"places": places, "looks": looks, "scores": scored}
 
 
 def kept_lines() -> list[Line]:
-    return (
-        [json.loads(line) for line in gzip.decompress(KEPT.read_bytes()).decode().splitlines()] if KEPT.exists() else []
-    )
+    """Return the lines of all models; none before the first."""
+    if not KEPT.exists():
+        return []
+    return [json.loads(line) for line in gzip.decompress(KEPT.read_bytes()).splitlines()]
 
 
 def main() -> None:
@@ -267,10 +262,9 @@ def main() -> None:
         return
     if not any((options.data / "books").glob("*.txt")):
         parser.error(f"{options.data} has no books/*.txt: give a folder with books/ (--data)")
-    heads, layers = HEADS, COPYING
+    heads, layers = (QUICK_HEADS, (2, 3)) if options.quick else (HEADS, COPYING)
     if options.quick:
         options.model, options.length, options.texts = folder_of(DEMO), SHORTEST, 1
-        heads, layers = ("2.0", "2.1", "3.2"), (2, 3)
     if options.length < SHORTEST:
         parser.error(f"--length {options.length}: the five places overlap; give at least {SHORTEST}")
     if options.model is None:
@@ -285,11 +279,9 @@ def main() -> None:
         KEPT.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in all_lines).encode(), mtime=0))
     for made in TABLES.values():
         print(f"\n{made(lines)}")
+    found = {place: of_place(lines, options.name, place) for place in PLACES}
     copied = {
-        place: {
-            what: float(np.mean([line["hits"][what] for line in of_place(lines, options.name, place)])) for what in SEEN
-        }
-        for place in PLACES
+        place: {what: float(np.mean([one["hits"][what] for one in of])) for what in SEEN} for place, of in found.items()
     }
     end(copied, [], False)
 

@@ -17,7 +17,7 @@ from transformers.integrations import integration_utils
 
 import farspan.callback
 from farspan import CurveCallback, hf, measure, read_rows
-from farspan.hf.training import unwrapped
+from farspan.hf.training import set_aside, unwrapped
 from farspan.lm import wrap
 from farspan.reader import dense_reader
 from farspan.record import read_header
@@ -277,6 +277,16 @@ def test_a_model_is_measured_after_a_trainer_as_its_weights_in_a_new_model_are(
     assert training.model.training
     assert training.model.forward.__wrapped__ is not None  # accelerate's autocast
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_random_generator_of_a_device_without_cuda_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, place, state, restored = tiny_model(), torch.device("mps", 0), torch.zeros(1), []
+    monkeypatch.setattr(model, "parameters", lambda: [SimpleNamespace(device=place)])
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda *given: restored.append(given))
+    with set_aside(model):
+        assert not restored
+    assert restored == [(state, place)]
 
 
 def test_a_model_that_diverged_is_recorded_and_trained_on(trainer: Start, curves: Any, tmp_path: Path) -> None:

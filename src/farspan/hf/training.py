@@ -58,12 +58,14 @@ def set_aside(model: Any, *, gradients: bool = False) -> Iterator[None]:
     """Set the model to eval mode, without gradients unless a method may need `gradients`. Afterwards restore the mode
     of each module, and the random generators of Python, NumPy and torch."""
     devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
+    kind = devices[0].type if devices else "cuda"  # what older torch takes every device for
     python, numpy, forward = random.getstate(), np.random.get_state(), model.__dict__.get("forward")
     try:
         # without the autocast of accelerate, which its public extract_model_from_parallel removes for good
         if "_original_forward" in model.__dict__:
             model.forward = model._original_forward
-        with evaluating(model), torch.random.fork_rng(devices), nullcontext() if gradients else torch.no_grad():
+        no_grad = nullcontext() if gradients else torch.no_grad()
+        with evaluating(model), torch.random.fork_rng(devices, device_type=kind), no_grad:
             yield
     finally:
         if forward is not None:

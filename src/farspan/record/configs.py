@@ -1,4 +1,4 @@
-"""Compare the configs of models as they were recorded at different times."""
+"""Compare the configs and weights of models as they were recorded at different times."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,20 @@ from typing import Any
 
 NAMED = 3  # differing fields in an error
 OPTIONAL = {"config": None, "chat": None}  # parts of an identity that are compared if both sides have them
+
+
+def refuse_other_weights(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError if the weights or the adapters of a run's model have changed, such as by a training.
+
+    Args:
+        before, now: the identity of the model. Those of servers have no `fingerprint`.
+    """
+    old, new = before.get("fingerprint"), now.get("fingerprint")
+    if old != new:
+        raise ValueError(
+            f"{folder}: the weights of {now['name']} have changed since this run started: their fingerprint was "
+            f"{old!r}, now {new!r}. Restore them to continue the run, or choose another folder (--out)"
+        )
 
 
 def refuse_other_config(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from farspan.files import appending, locked, remove_leftovers, write
-from farspan.record.configs import OPTIONAL, refuse_other_config
+from farspan.record.configs import OPTIONAL, refuse_other_config, refuse_other_weights
 from farspan.record.provenance import environment
 from farspan.record.rows import (
     Shard,
@@ -170,8 +170,9 @@ class Run:
                 )
             recorded = {key: value for key, value in before.items() if key not in (LENGTHS, SAMPLED)}
             known, given = (one | OPTIONAL for one in (recorded, identity))
-            refuse_differences(self.folder, "run", known, given, may_change=("device", "sentence_nats"))
+            refuse_differences(self.folder, "run", known, given, may_change=("device", "sentence_nats", "fingerprint"))
             refuse_other_config(self.folder, before, identity)
+            refuse_other_weights(self.folder, before, identity)
             before |= lengths
             places = {name: place for place, name in enumerate(order)}
             names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
