@@ -16,8 +16,9 @@ import torch
 
 from farspan.hf.device import total_bytes
 
-# oneDNN and torch's bridge to it each keep what they prepared for 1,024 shapes of a product: products of 4,500 shapes took
-# 2.7 GiB, and with these sizes .1 to .3. A forward of a model has about four shapes. Both are read at the first product.
+# oneDNN and torch's bridge to it each keep what they prepared for 1,024 shapes of a product: products of 4,500 shapes
+# took 2.7 GiB, and with these sizes .1 to .3. A forward of a model has about four shapes. Both are read at the first
+# product.
 for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_capacity, "64")
 LEAST_BYTES = 2 << 30  # where a process may take less memory, MKL computes
