@@ -24,8 +24,6 @@ docs/findings.md of them. Last line: rank correlations over lengths and methods 
 """
 
 import argparse
-import gzip
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -102,10 +100,15 @@ COMPARED = {
 }
 
 
+def last_books(books: Path) -> list[Path]:
+    """Return the last fifth of the books, which no recipe trains on."""
+    files = sorted(books.glob("*.txt"))
+    return files[len(files) * 4 // 5 :]
+
+
 def rows(lm: LM, books: Path, texts: int, shuffled: bool) -> Iterator[Tensor]:
     """Yield rows `[bos] S [bos] S`, each from another book of the last fifth, in turn."""
-    files = sorted(books.glob("*.txt"))
-    files = files[len(files) * 4 // 5 :]
+    files = last_books(books)
     for text in range(texts):
         words = files[text % len(files)].read_text()[100_000:110_000]
         half = torch.tensor(lm.tokenizer(words, add_special_tokens=False)["input_ids"])[:HALF]
@@ -248,13 +251,9 @@ def picture(lines: Sequence[Line]) -> None:
     figure.savefig(PICTURE, dpi=80)
 
 
-def kept_lines() -> list[Line]:
-    return [json.loads(line) for line in gzip.decompress(KEPT.read_bytes()).decode().splitlines()]
-
-
 def page() -> str:
     """Return the page with its tables made again of the kept weights."""
-    lines = kept_lines()
+    lines = kept.read_lines(KEPT)
     return kept.with_tables(PAGE.read_text(), lambda name: tables(lines, name))
 
 
@@ -272,9 +271,9 @@ def main() -> None:
         print(tables(lines, lines[0]["of"]))
     elif not options.write:
         lines = measure(options.texts, options.data / "books", list(COMPARED))
-        KEPT.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in lines).encode(), mtime=0))
+        kept.write_lines(KEPT, lines)
     else:
-        lines = kept_lines()
+        lines = kept.read_lines(KEPT)
         PAGE.write_text(page())
         picture(lines)
     names = {line["of"]: None for line in lines}

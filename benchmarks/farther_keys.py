@@ -19,11 +19,11 @@ Each run of MODEL replaces its lines in farther_keys.jsonl.gz; --write makes the
 """
 
 import argparse
-import gzip
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import numpy as np
 import recorded as kept
 import torch
 from common import end, table
-from copying_distance import COPYING, HALF, Line, queries_and_keys, rows, scores
+from copying_distance import COPYING, HALF, Line, last_books, queries_and_keys, rows, scores
 from real_tables import MISSING
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
@@ -59,8 +59,7 @@ NAME = "farther_keys"  # of the attention function
 
 def texts(lm: LM, books: Path, length: int, number: int) -> Iterator[Tensor]:
     """Yield S of each text [length]."""
-    files = sorted(books.glob("*.txt"))
-    files = files[len(files) * 4 // 5 :]
+    files = last_books(books)
     for text in range(number):
         words = files[text % len(files)].read_text()[200_000 : 200_000 + 8 * length]
         found = torch.tensor(lm.tokenizer(words, add_special_tokens=False)["input_ids"])
@@ -86,8 +85,8 @@ class Keys:
         return cls(right[:, 0], alike, (key < right) & (key > 0), key <= at)
 
     def seen(self, what: str) -> Tensor:
-        """Return which keys can be seen in one of SEEN."""
-        hidden = {SEEN[0]: self.farther & False, SEEN[1]: self.farther & self.alike, SEEN[2]: self.farther}[what]
+        """Return which keys can be seen in one of SEEN but the first."""
+        hidden = {SEEN[1]: self.farther & self.alike, SEEN[2]: self.farther}[what]
         return self.earlier & ~hidden
 
     def weights(self, query: Tensor, key: Tensor, scale: float) -> list[float]:
@@ -103,6 +102,25 @@ class Keys:
         return [float(part.mean()) for part in parts]
 
 
+def by_layer(heads: Sequence[str]) -> dict[int, list[int]]:
+    """Return the numbers of heads such as 18.7 by their layers, which ascend."""
+    pairs = sorted(tuple(map(int, head.split("."))) for head in heads)
+    return {layer: [number for _, number in of] for layer, of in groupby(pairs, key=itemgetter(0))}
+
+
+@contextmanager
+def attending(model: Any, attention: Callable[..., Any]) -> Iterator[None]:
+    """Let a model attend by a function, which gets the masks of sdpa."""
+    before = model.config._attn_implementation
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
 def read(lm: LM, half: Tensor, heads: Sequence[str], layers: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Read a text twice and yield, for each place, what is kept of it.
 
@@ -113,7 +131,7 @@ def read(lm: LM, half: Tensor, heads: Sequence[str], layers: Sequence[int]) -> I
     row = torch.cat([begin, half, begin, half])
     last = len(row) - 1
     starts = [length + 2 + SCORED, *(length + 1 + length * n // 4 - SCORED // 2 for n in (1, 2, 3)), last - SCORED]
-    cache = DynamicCache(config=lm.model.config)
+    cache, numbers = DynamicCache(config=lm.model.config), by_layer(heads)
     found: dict[str, list[float]] = {}
     keys: Keys | None = None
     what = SEEN[0]
@@ -121,11 +139,9 @@ def read(lm: LM, half: Tensor, heads: Sequence[str], layers: Sequence[int]) -> I
     def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         layer = module.layer_idx
         if keys is not None and what == SEEN[0]:
-            for head in heads:
-                if int(head.split(".")[0]) == layer:
-                    number = int(head.split(".")[1])
-                    own = key[0, number // (query.shape[1] // key.shape[1])]
-                    found[head] = keys.weights(query[0, number], own, options["scaling"])
+            for number in numbers.get(layer, ()):
+                own = key[0, number // (query.shape[1] // key.shape[1])]
+                found[f"{layer}.{number}"] = keys.weights(query[0, number], own, options["scaling"])
         elif keys is not None and layer in layers:
             mask = keys.seen(what)[None, None]
         return sdpa_attention_forward(module, query, key, value, mask, **options)
@@ -135,41 +151,38 @@ def read(lm: LM, half: Tensor, heads: Sequence[str], layers: Sequence[int]) -> I
             ids = row[None, start:stop]
             return lm.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=scored).logits[0]
 
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    lm.model.set_attn_implementation(NAME)
     inside = {token for start in starts for token in range(start + 1, start + SCORED)}
     cuts = {*range(0, last, PIECE), *starts, *(start + SCORED for start in starts), last} - inside
-    for start, stop in pairwise(sorted(cuts)):
-        if start not in starts:
-            forward(start, stop, 1)
-            continue
-        keys, hits = Keys.of(row, start, stop, length), {}
-        for what in reversed(SEEN):  # so that what is kept is what all layers saw
-            if cache.get_seq_length() > start:
-                cache.crop(start - stop)
-            hits[what] = (forward(start, stop, SCORED).argmax(-1) == row[start + 1 : stop + 1]).int().tolist()
-        farther = (keys.alike & keys.farther).sum(1).tolist()
-        yield PLACES[starts.index(start)], {"before": start, "hits": hits, "farther": farther, "weights": dict(found)}
-        keys = None
-    lm.model.set_attn_implementation("sdpa")
+    with attending(lm.model, attention):
+        for start, stop in pairwise(sorted(cuts)):
+            if start not in starts:
+                forward(start, stop, 1)
+                continue
+            keys, hits = Keys.of(row, start, stop, length), {}
+            for what in reversed(SEEN):  # so that what is kept is what all layers saw
+                if cache.get_seq_length() > start:
+                    cache.crop(start - stop)
+                hits[what] = (forward(start, stop, SCORED).argmax(-1) == row[start + 1 : stop + 1]).int().tolist()
+            farther = (keys.alike & keys.farther).sum(1).tolist()
+            place = PLACES[starts.index(start)]
+            yield place, {"before": start, "hits": hits, "farther": farther, "weights": dict(found)}
+            keys = None
 
 
 def score_by_distance(lm: LM, books: Path, heads: Sequence[str]) -> dict[str, list[float]]:
     """Return the mean score of the right token at each of DISTANCES, of heads of a model under its own RoPE."""
     rope = lm.model.model.rotary_emb
     at = angles(torch.tensor(DISTANCES), rope.inv_freq.float().cpu())
-    layers = sorted({int(head.split(".")[0]) for head in heads})
+    numbers = by_layer(heads)
     asked = torch.arange(HALF + 3, 2 * HALF + 1)
     found: dict[str, list[Tensor]] = {head: [] for head in heads}
     for row in rows(lm, books, 2, shuffled=False):
-        for layer, (queries, keys) in zip(layers, queries_and_keys(lm, row, layers), strict=True):
-            for head in heads:
-                number = int(head.split(".")[1])
-                if int(head.split(".")[0]) == layer:
-                    key = keys[asked - HALF, number // (queries.shape[1] // keys.shape[1])]
-                    factor = rope.attention_scaling**2 * lm.model.model.layers[layer].self_attn.scaling
-                    found[head].append(scores(queries[asked, number].float(), key.float(), at, factor).mean(0))
+        for layer, (queries, keys) in zip(numbers, queries_and_keys(lm, row, list(numbers)), strict=True):
+            factor = rope.attention_scaling**2 * lm.model.model.layers[layer].self_attn.scaling
+            for number in numbers[layer]:
+                key = keys[asked - HALF, number // (queries.shape[1] // keys.shape[1])]
+                of_head = scores(queries[asked, number].float(), key.float(), at, factor).mean(0)
+                found[f"{layer}.{number}"].append(of_head)
     return {head: torch.stack(of).mean(0).tolist() for head, of in found.items()}
 
 
@@ -238,13 +251,6 @@ def scored(lines: Sequence[Line]) -> str:
 TABLES = {"places": places, "looks": looks, "scores": scored}
 
 
-def kept_lines() -> list[Line]:
-    """Return the lines of all models; none before the first."""
-    if not KEPT.exists():
-        return []
-    return [json.loads(line) for line in gzip.decompress(KEPT.read_bytes()).splitlines()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a folder with the architecture of SmolLM2-135M")
@@ -257,7 +263,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the embedded model, short; nothing is kept")
     options = parser.parse_args()
     if options.write:
-        lines = kept_lines()
+        lines = kept.read_lines(KEPT)
         PAGE.write_text(kept.with_tables(PAGE.read_text(), lambda name: TABLES[name](lines)))
         return
     if not any((options.data / "books").glob("*.txt")):
@@ -275,8 +281,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     if not options.quick:
-        all_lines = [*(line for line in kept_lines() if line["of"] != options.name), *lines]
-        KEPT.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in all_lines).encode(), mtime=0))
+        all_lines = [*(line for line in kept.read_lines(KEPT) if line["of"] != options.name), *lines]
+        kept.write_lines(KEPT, all_lines)
     for made in TABLES.values():
         print(f"\n{made(lines)}")
     found = {place: of_place(lines, options.name, place) for place in PLACES}

@@ -45,7 +45,7 @@ from common import Interval, end, interval, parser_of, table
 from real_models import enter_data, fetched
 from real_tables import MISSING, NUMBERS, PLAIN
 from scipy.stats import t as student
-from smt_extend import said, times
+from smt_extend import mean_over_seeds, said, times
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -386,10 +386,7 @@ def seeds(size: Size, name: str, part: str) -> list[tuple[str, str]]:
 @cache
 def curve_of(size: Size, name: str, part: str) -> stats.MeasuredCurve:
     """Return a forgetting curve, the mean of all seeds text by text."""
-    curves = [stats.curve(rows_of(size, model, part, how)) for model, how in seeds(size, name, part)]
-    assert all((one.targets == curves[0].targets).all() for one in curves), "other texts"
-    means = {half: np.mean([getattr(one, half) for one in curves], 0) for half in ("copy", "control")}
-    return replace(curves[0], **means)
+    return mean_over_seeds([stats.curve(rows_of(size, model, part, how)) for model, how in seeds(size, name, part)])
 
 
 def nats_of(size: Size, name: str, part: str) -> dict[int, float]:

@@ -45,6 +45,16 @@ def record(out: Path, folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*.gz"))
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a compressed jsonl file; none where it is not there."""
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()] if path.exists() else []
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Write a compressed jsonl file; equal lines make equal files."""
+    path.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in lines).encode(), mtime=0))
+
+
 def with_tables(page: str, made: Callable[[str], str]) -> str:
     """Return a page whose tables, each between `<!-- table: NAME -->` and `<!-- end -->`, are made again.
 

@@ -61,7 +61,6 @@ CURVE_LENGTHS = (64, 128, 192, 254, 320, 384, 511, 640, 768, 1023, 1279, 1535, 2
 SHUFFLED_LENGTHS = (128, 254, 511, 1023, 2047)
 PAIRED_LENGTHS = (127, 254, 511, 1023, 1535, 2047)
 BASE, YARNED, PAIRED = "base", "base + yarn8", "paired"
-HALVES = ("copy", "control")
 MUCH_MORE = 0.05  # nats
 ASKED = 1023  # tokens of a text whose context, twice that and two separators, is 4 windows
 NEAR = {"streaming": "sinks:window=508,sinks=4", "infinite": "lambda_mask:window=512"}  # table 9's two
@@ -346,13 +345,18 @@ def recorded_pairs() -> dict[str, list[stats.MeasuredCurve]]:
     return by_recipe({name: kept.recorded(RECORDED, name, PAIRED)[1] for name in models})
 
 
+def mean_over_seeds(curves: Sequence[stats.MeasuredCurve]) -> stats.MeasuredCurve:
+    """Return the mean of the curves of a recipe's seeds, text by text."""
+    assert all((one.targets == curves[0].targets).all() for one in curves), "other texts"
+    means = {half: np.mean([getattr(one, half) for one in curves], 0) for half in ("copy", "control")}
+    return replace(curves[0], **means)
+
+
 def against_yarn(curves: Mapping[str, Sequence[stats.MeasuredCurve]]) -> dict[str, dict[int, Interval]]:
     """Print the gap between copy and control of each recipe, the mean over its seeds, and return how much it is above
     that of untrained YaRN, by length, paired over texts."""
-    means, lines, found = {}, [], {}
-    for name, of in curves.items():
-        assert all((one.targets == of[0].targets).all() for one in of), "other texts"
-        means[name] = replace(of[0], **{half: np.mean([getattr(one, half) for one in of], 0) for half in HALVES})
+    means = {name: mean_over_seeds(of) for name, of in curves.items()}
+    lines, found = [], {}
     gaps = {name: one.copy - one.control for name, one in means.items()}
     for name, one in means.items():
         index = ", ".join(f"{value:.3f}" for value in stats.memory_index(one))

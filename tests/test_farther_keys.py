@@ -96,7 +96,7 @@ def test_hidden_keys_change_the_prediction_as_a_mask_does(
 
 
 def test_the_page_is_that_of_the_kept_lines() -> None:
-    lines = farther_keys.kept_lines()
+    lines = farther_keys.kept.read_lines(farther_keys.KEPT)
     page = farther_keys.PAGE.read_text()
     for made in farther_keys.TABLES.values():
         assert made(lines) in page
