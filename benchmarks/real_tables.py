@@ -297,24 +297,27 @@ def ralm(model: str) -> str:
 
 
 def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> Interval:
-    """Return `more_nats` of the run of the model with an encoder; a method by the end of its name."""
-    rows = recorded(f"{model} CEPE", "encoded")[1]
+    """Return `more_nats` of the runs of the model with an encoder and without; a method by the end of its name."""
+    rows = [row for made in ("", " CEPE") for row in recorded(f"{model}{made}", "encoded")[1]]
     return paired(*(nats_under(rows, *which) for which in (one, other)))
 
 
 CEPE, SHARPER = "decoder_window=512", "trained_chunks=8"  # how the names of the methods end
+SINKS, REPLUG = "window=508,sinks=4", "piece=128,tail=128"
 ENCODED_PAIRS = (
     ((CEPE, 2048), ("full", 512)),
     ((CEPE, 8192), ("full", 512)),
     ((CEPE, 8192), (CEPE, 512)),
     ((CEPE, 8192), ("full", 8192)),
+    ((CEPE, 8192), (SINKS, 8192)),
+    ((CEPE, 8192), (REPLUG, 8192)),
     ((SHARPER, 8192), (CEPE, 8192)),
 )
 
 
 def encoded_differences(model: str) -> str:
     """Return paired differences of nats per token with an encoder."""
-    names = {"full": PLAIN, CEPE: "CEPE", SHARPER: f"CEPE, {SHARPER}"}
+    names = {"full": PLAIN, CEPE: "CEPE", SHARPER: f"CEPE, {SHARPER}", SINKS: "sinks", REPLUG: "RePlug"}
     lines = []
     for one, other in ENCODED_PAIRS:
         named = (f"{names[how]} at {length:,}" for how, length in (one, other))
