@@ -45,6 +45,7 @@ from common import Interval, end, interval, parser_of, table
 from real_models import enter_data, fetched
 from real_tables import MISSING, NUMBERS, PLAIN
 from scipy.stats import t as student
+from scipy.stats import ttest_ind
 from smt_extend import mean_over_seeds, said, times
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaAttention
@@ -522,6 +523,24 @@ def nested(size: Size) -> str:
     return table(["", "seeds", "texts", *NUMBERS.values()], lines)
 
 
+def apart(size: Size, part: str = "nested") -> str:
+    """Return how much more the recipes copy beyond guessing than untrained methods that read other windows of the text:
+    Welch's intervals over texts."""
+    lines = {}
+    for name in known(size, part):
+        for other in untrained_in(size, part):
+            both = [curve_of(size, one, part) for one in (name, other)]
+            lengths = sorted(set(both[0].lengths.tolist()) & set(both[1].lengths.tolist()))
+            gaps = [(one.copy - one.control)[:, np.isin(one.lengths, lengths)] for one in both]
+            found = ttest_ind(*gaps, equal_var=False).confidence_interval()
+            more = gaps[0].mean(0) - gaps[1].mean(0)
+            ends = zip(more.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
+            lines[f"`{name}`, more than `{other}`"] = dict(
+                zip(lengths, (real_tables.signed(*three) for three in ends), strict=True)
+            )
+    return real_tables.by_length("copied beyond guessing", lines)
+
+
 def lengths_of(curve: stats.MeasuredCurve) -> list[str]:
     numbers = stats.summarise(curve)
     return [str(getattr(numbers, name)) for name in NUMBERS]
@@ -596,6 +615,7 @@ TABLES: dict[str, Callable[[Size], str]] = {
     "long": long,
     "longest": partial(long, part="longest"),
     "nested": nested,
+    "apart-nested": apart,
     "targets": targets,
     "halves": halves,
     "halves-long": partial(halves, parts=("long",)),
