@@ -879,6 +879,7 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
             for draw in ("skip:chunks=3", "pose", "random", "decoys", "recurrences", "full")
         ),
         ("smt", ["smt.mixed=off", "smt.beta=2"], r"smt: beta = 2\.0 has no effect with mixed = 'off'"),
+        ("lm", ["watch.curve=false"], r"watch: curve = False has no effect with every = 0: .*give an every above 0"),
         ("smt", ["optimizer.momentum=0.9"], r"optimizer: momentum = 0\.9 has no effect with name = 'adamw'.*\"muon\"$"),
         (
             "cepe",
@@ -905,6 +906,10 @@ def test_a_form_of_decay_without_a_decay_is_refused() -> None:
     with pytest.raises(ValueError, match="decay = 'cosine' has no effect with decay_fraction = 0: leave it out, or"):
         smt.SmtOptimizer(decay="cosine")
     assert smt.SmtOptimizer(decay="cosine", decay_fraction=0).decay_fraction == 0  # a decay that was turned off
+
+
+def test_measurements_that_a_command_turns_off_keep_their_other_settings() -> None:
+    assert not lm.LmWatchSettings(every=0, curve=False).curve
 
 
 def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path: Path) -> None:
