@@ -912,6 +912,17 @@ def test_measurements_that_a_command_turns_off_keep_their_other_settings() -> No
     assert not lm.LmWatchSettings(every=0, curve=False).curve
 
 
+def test_too_little_memory_for_a_training_names_settings_that_need_less(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def training_step(*arguments: Any, **options: Any) -> NoReturn:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("transformers.Trainer.training_step", training_step)
+    stopped = cli("train", "smt", str(base / "smt.toml"), "--set", f"out={tmp_path / 'o'}")
+    assert "out of memory: no memory; try --set trainer.micro_batch=1 or" in " ".join(stopped.stderr.split())
+
+
 def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path: Path) -> None:
     done = cli("train", "smt", str(base / "smt.toml"), "--set", f"out={tmp_path / 'o'}")
     assert re.search(
