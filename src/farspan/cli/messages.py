@@ -38,7 +38,7 @@ def one_line_errors(
 
     Args:
         kept: what remains of the work if a signal stops the command; or a function that returns it.
-        out: the option that names the folder of results.
+        out: the option that names the folder of results, `(out)` in an error.
         less_memory: the options with which the command needs less memory.
     """
     try:
@@ -63,7 +63,7 @@ def one_line_errors(
             message = f"out of memory: {first}; try {less_memory}"
         if os.environ.get("FARSPAN_DEBUG"):
             raise
-        line = " ".join(f"error: {message}".replace("--out", out).splitlines())
+        line = " ".join(f"error: {message}".replace("(out)", f"({out})").splitlines())
         if len(line) > LONGEST:  # the problem comes first, the fix last
             line = f"{line[: LONGEST * 2 // 3]} … {line[-LONGEST // 3 :]}"
         err.print_line(line, style="red")
