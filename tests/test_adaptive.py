@@ -119,7 +119,8 @@ def test_repeats_that_would_not_help_are_not_made_and_said(tmp_path: Path) -> No
     said: list[str] = []
     rows = adaptively(tmp_path, fading(300, noise=0.3), watch=Watch(notice=said.append))
     assert max(row.repeat for row in rows) == 3
-    assert any("interval of half-life needs more than 32 repeats" in line and "(--repeats)" in line for line in said)
+    wanted = f"of half-life within {LONGEST // 32} tokens or 5% of it needs more than 32 repeats"
+    assert any(wanted in line and "(--repeats)" in line for line in said)
 
 
 def test_given_repeats_stay_as_they_are(tmp_path: Path) -> None:

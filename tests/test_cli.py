@@ -202,6 +202,13 @@ def test_a_plan_measures_nothing(models: Path) -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt"]
 
 
+def test_a_plan_of_a_finished_run_is_one_line(models: Path) -> None:
+    done(curve(models / "llama"))
+    assert done(curve(models / "llama", "--plan")).stdout == "plan: nothing is left to measure; finished rows: 6\n"
+    (plan,) = last_line(curve(models / "llama", "--plan", "--json"))["plans"]
+    assert (plan["num_examples"], plan["num_done"]) == (0, 6)
+
+
 def test_the_numbers_of_a_plan_are_on_one_line_of_80_columns(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     methods = ("full", "sinks:window=8,sinks=4", "rope:type=yarn,factor=4")

@@ -28,7 +28,7 @@ from farspan.text import hub, tables
 import tiny
 from cepe_models import tiny_cepe
 from naive import nats_after
-from tiny import tiny_model, write_lines
+from tiny import PlannedAndFed, tiny_model, write_lines
 
 LENGTHS = (1, 2, 5)
 METHODS = [
@@ -293,7 +293,13 @@ def test_the_plan_counts_what_is_fed(lm: LM) -> None:
     [example] = what.examples(lm, (2,), 1, 0)
     front, _, query = parts(what, example, 2)
     options = sum(len(ids) - 1 for ids in what.option_ids(lm))
-    assert cost.tokens == 2 * options + 1 + len(front) + len(query)
+    assert cost.tokens == 2 * options + 2 + len(front) + len(query)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_the_tokens_of_a_plan_are_those_that_are_fed(batch: int, lm: LM, planned_and_fed: PlannedAndFed) -> None:
+    planned, fed = planned_and_fed(made(), lm, lengths=(1, 3), repeats=5, batch=batch)
+    assert planned == fed
 
 
 def test_what_the_positions_do_not_hold_is_a_row_that_says_so(

@@ -21,7 +21,21 @@ from farspan.methods.topk import largest
 from farspan.text import encoders, retrieval
 
 from naive import naive_llama, snapkv, streaming
-from tiny import CONFIGS, FACTORS, PHIMOE, close, nats_by, nats_of, open_lm, refused, same, saved, some_ids, tiny_model
+from tiny import (
+    COMMON,
+    CONFIGS,
+    FACTORS,
+    PHIMOE,
+    close,
+    nats_by,
+    nats_of,
+    open_lm,
+    refused,
+    same,
+    saved,
+    some_ids,
+    tiny_model,
+)
 
 FAMILIES = [
     "llama",
@@ -282,6 +296,21 @@ def test_rope_is_refused_where_the_model_ignores_its_frequencies(
     assert lm.model.model.rotary_emb.inv_freq is own
     same(nats_by("full", lm, ids), before)
     assert (nats_by("selfextend:group=3,window=14", lm, ids) - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("family", ["Cohere2", "Exaone4"])
+def test_rope_is_refused_where_only_layers_with_a_window_rotate(
+    family: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    monkeypatch.setitem(CONFIGS, "near", (family, COMMON | {"sliding_window": 40, "layer_types": kinds}))
+    lm = open_lm("near", tokenizer)
+    for text in ("yarn,factor=4", "dynamic,original=40"):
+        with refused("has RoPE only in layers with a sliding window"), method(f"rope:type={text}").on(lm):
+            pass
+    kinds[1] = "sliding_attention"
+    with method("rope:type=yarn,factor=4").on(open_lm("near", tokenizer)):
+        pass
 
 
 def test_a_scaled_rope_is_set_only_where_the_model_rotates_by_it(

@@ -391,7 +391,7 @@ def test_a_file_of_others_is_not_written_over(tmp_path: Path, name: str) -> None
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("years of work")
     with pytest.raises(
-        ValueError, match=rf"mine contains {name}, which farspan did not write\. Move or delete it.*--out"
+        ValueError, match=rf"mine contains {name}, which farspan did not write\. Move or delete it.*\(out\)"
     ):
         write_report([folder], tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [name]

@@ -232,7 +232,7 @@ def test_a_row_with_nan_is_refused_before_anything_is_written(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (SETTINGS | {"seed": 1}, r"other settings: seed was 0, now 1\. Repeat .* another folder \(--out"),
+        (SETTINGS | {"seed": 1}, r"other settings: seed was 0, now 1\. Repeat .* another folder \(out\)"),
         ({"task": "curve", "lengths": (8, 16), "depth": 2}, r"depth was None, now 2; seed was 0, now None"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"is not empty and holds no run .*--out"):
+    with pytest.raises(ValueError, match=r"is not empty and holds no run .*\(out\)"):
         Run.open(tmp_path, SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

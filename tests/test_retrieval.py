@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import huggingface_hub.constants
 import numpy as np
@@ -405,6 +405,17 @@ def test_an_encoder_that_cannot_be_loaded_is_one_line(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(ValueError, match=r"^encoder 'some/encoder' is neither [^\n]*HF_HUB_OFFLINE[^\n]*$"):
         build(text, tmp_path / "index", kind="dense", encoder="some/encoder")
+
+
+def test_too_little_memory_for_an_encoder_is_reported_as_that(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> NoReturn:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(encoders, "optional_import", lambda *_: SimpleNamespace(SentenceTransformer=load))
+    said = refused(farspan("index", "--text", text, "--out", tmp_path / "index", "--kind", "dense"))
+    assert said == "error: out of memory: no memory; try a smaller --encoder, or --kind bm25"
 
 
 def test_what_cannot_be_built_is_said(tmp_path: Path) -> None:

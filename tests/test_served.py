@@ -27,6 +27,7 @@ from farspan.methods import method
 from farspan.reader import dense_reader
 from farspan.reader.served import SENTENCE, ServerError, client
 from farspan.reader.served.client import Client
+from farspan.reader.served.transports import Completions
 from farspan.record import read_rows
 from farspan.report.page import write_report
 
@@ -300,12 +301,18 @@ def test_of_tied_tokens_the_first_is_the_hit(folder: Path, ids: torch.Tensor) ->
             assert torch.equal(scores.rank == 0, expected.rank == 0)
 
 
-def test_a_server_that_takes_text_only_is_sent_text(own: LM, folder: Path, text: str) -> None:
+def test_a_server_that_takes_text_only_is_sent_text(
+    own: LM, folder: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, text_of = list[tuple[int, ...]](), Completions._prompt
+    monkeypatch.setattr(Completions, "_prompt", lambda self, ids: (made.append(tuple(ids)), text_of(self, ids))[1])
     ids = own.tokenizer(Path(text).read_text()[:400], return_tensors="pt")["input_ids"]
     expected = dense_reader(own).read(ids[:, :40]).score(ids[:, 40:80])
     with serving(Fake("text", own)) as url:
         reader = served(url, tokenizer=str(folder)).own_reader()
+        made.clear()
         scores = reader.read(ids[:, :40]).score(ids[:, 40:80])
+        assert len(made) == len(set(made)) == 40  # one text for each token
         letters = torch.tensor([own.tokenizer.convert_tokens_to_ids(list("fox"))])
         as_letters = reader.read(torch.cat([ids[:, :37], letters], 1)).score(ids[:, 40:80])
     known = ~scores.failed

@@ -879,7 +879,8 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
             for draw in ("skip:chunks=3", "pose", "random", "decoys", "recurrences", "full")
         ),
         ("smt", ["smt.mixed=off", "smt.beta=2"], r"smt: beta = 2\.0 has no effect with mixed = 'off'"),
-        ("smt", ["optimizer.momentum=0.9"], r"optimizer: momentum = 0\.9 has no effect with name = 'adamw'.*\"muon\""),
+        ("lm", ["watch.curve=false"], r"watch: curve = False has no effect with every = 0: .*give an every above 0"),
+        ("smt", ["optimizer.momentum=0.9"], r"optimizer: momentum = 0\.9 has no effect with name = 'adamw'.*\"muon\"$"),
         (
             "cepe",
             ["stage=warmup", "data.noise.rate=1"],
@@ -905,6 +906,21 @@ def test_a_form_of_decay_without_a_decay_is_refused() -> None:
     with pytest.raises(ValueError, match="decay = 'cosine' has no effect with decay_fraction = 0: leave it out, or"):
         smt.SmtOptimizer(decay="cosine")
     assert smt.SmtOptimizer(decay="cosine", decay_fraction=0).decay_fraction == 0  # a decay that was turned off
+
+
+def test_measurements_that_a_command_turns_off_keep_their_other_settings() -> None:
+    assert not lm.LmWatchSettings(every=0, curve=False).curve
+
+
+def test_too_little_memory_for_a_training_names_settings_that_need_less(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def training_step(*arguments: Any, **options: Any) -> NoReturn:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("transformers.Trainer.training_step", training_step)
+    stopped = cli("train", "smt", str(base / "smt.toml"), "--set", f"out={tmp_path / 'o'}")
+    assert "out of memory: no memory; try --set trainer.micro_batch=1 or" in " ".join(stopped.stderr.split())
 
 
 def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def check(
         list[str] | None,
         option(
             TASK,
-            "Largest change that is equal: KIND=SHARE, or SHARE for all kinds. Default memory=0.05, perplexity=0.02, "
-            "score=0.05, cost=0.2. Repeatable.",
+            "Largest change that counts as equal: KIND=SHARE, or SHARE for all kinds. Default memory=0.05, "
+            "perplexity=0.02, score=0.05, cost=0.2. Repeatable.",
             metavar="SHARE",
         ),
     ] = None,

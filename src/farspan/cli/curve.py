@@ -34,10 +34,14 @@ def curve(
     sampling: TextOptions,
     repeats: Annotated[
         int | None,
-        option(LENGTHS, "Targets at each length; default 10, with auto lengths 4 or as many as needed.", metavar="N"),
+        option(
+            LENGTHS,
+            "Texts to copy at each length; default 10, or with auto lengths 4 and more where needed.",
+            metavar="N",
+        ),
     ] = None,
     protocol: Annotated[
-        Protocol, option(TASK, "auto: nested, or probe with lengths above 4,096; paper: the authors'.")
+        Protocol, option(TASK, "auto: nested, or probe if a length exceeds 4,096; paper: that of the paper's authors.")
     ] = "auto",
     depths: Annotated[
         str | None,
@@ -117,7 +121,7 @@ def recall(
     loading: Loading,
     running: Running,
 ) -> None:
-    """Measure recall by distance: how well a model copies from near and from far, reading a text of one length once."""
+    """Measure recall by distance: how well a model copies from near and far places of a text that it reads once."""
     with one_line_errors(running.kept):
         from farspan.tasks.recall import Recall
 

@@ -9,6 +9,7 @@ from farspan.cli.options import RUN, TEXTS, AsJson, count, option
 from farspan.terminal import Terminal
 
 INDEX = "Index"
+LESS_MEMORY = "a smaller --encoder, or --kind bm25"
 
 
 def index(
@@ -29,7 +30,7 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Cut documents into passages and index them, for tasks with retrieval."""
-    with one_line_errors():
+    with one_line_errors(less_memory=LESS_MEMORY):
         import time
 
         from farspan.loading import load_tokenizer

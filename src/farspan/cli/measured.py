@@ -113,14 +113,8 @@ def print_missing(measured: "Measured", shard: "Shard", console: Terminal, as_js
     return num_failed
 
 
-def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> None:
-    """Print a table of predicted costs, then each fallback and each reason of a refusal.
-
-    Args:
-        adaptive: the plans are of the first round of `--lengths auto`.
-    """
-    from dataclasses import asdict
-
+def _print_costs(plans: "Sequence[Planned]", adaptive: bool, console: Terminal) -> None:
+    """Print a table of predicted costs, and what its columns leave out."""
     from farspan.report.export import duration, memory_size
     from farspan.report.runs import short_names
 
@@ -140,7 +134,6 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
         line += [f"{cost.flops / 1e12:,.0f}" if cost.flops >= 1e15 else f"{cost.flops / 1e12:,.3g}"]
         line += [memory_size(cost.extra_bytes)]
         lines.append([*line, *([duration(cost.seconds)] if cost.seconds is not None else [])])
-    console = err if as_json else Terminal()
     names = [*(["model"] if len(short) > 1 else []), "method", "task"]
     head = [*names, *(["length"] if by_length else []), *numbers]
     begun = any(cost.num_done for cost in costs)
@@ -164,6 +157,28 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
         console.print("memory: keys and values, one attention mask and one block of logits; no weights, no activations")
     if longest and not timed:
         console.print("time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12")
+
+
+def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> None:
+    """Print a table of predicted costs, or that nothing is left to measure; then each fallback and each reason of a
+    refusal.
+
+    Args:
+        adaptive: the plans are of the first round of `--lengths auto`.
+    """
+    from dataclasses import asdict
+
+    from farspan.report.export import memory_size
+
+    console = err if as_json else Terminal()
+    costs = [cost for *_, cost in plans if not isinstance(cost, str)]
+    if not costs or any(cost.num_examples for cost in costs):
+        _print_costs(plans, adaptive, console)
+    else:
+        left = "nothing is left to measure"
+        if adaptive:
+            left = "nothing is left of the first round of --lengths auto, and later rounds depend on its rows"
+        console.print_line(f"plan: {left}; finished rows: {sum(cost.num_done for cost in costs):,}")
     refused: dict[tuple[str, str], list[str]] = {}
     slow: dict[str, None] = {}  # each line once
     for model, method, what, length, cost in plans:

@@ -14,6 +14,7 @@ from farspan.terminal import Terminal
 
 err = Terminal(stderr=True)
 LONGEST = 1000  # characters of an error
+LESS_MEMORY = "--dtype bfloat16, --device-map auto or another --device"
 ROWS_KEPT = "the rows measured so far, if any, are kept, and the same command continues from there"
 
 
@@ -30,12 +31,15 @@ def print_written(paths: Iterable[Path], as_json: bool) -> None:
 
 
 @contextmanager
-def one_line_errors(kept: str | Callable[[], str] = "", out: str = "--out") -> Iterator[None]:
+def one_line_errors(
+    kept: str | Callable[[], str] = "", out: str = "--out", less_memory: str = LESS_MEMORY
+) -> Iterator[None]:
     """Print an error that a user can correct as one line, and exit with 2.
 
     Args:
         kept: what remains of the work if a signal stops the command; or a function that returns it.
-        out: the option that names the folder of results.
+        out: the option that names the folder of results, `(out)` in an error.
+        less_memory: the options with which the command needs less memory.
     """
     try:
         yield
@@ -56,10 +60,10 @@ def one_line_errors(kept: str | Callable[[], str] = "", out: str = "--out") -> I
             if not is_out_of_memory(error):
                 raise
             first = message.partition("\n")[0]
-            message = f"out of memory: {first}; try --dtype bfloat16, --device-map auto or another --device"
+            message = f"out of memory: {first}; try {less_memory}"
         if os.environ.get("FARSPAN_DEBUG"):
             raise
-        line = " ".join(f"error: {message}".replace("--out", out).splitlines())
+        line = " ".join(f"error: {message}".replace("(out)", f"({out})").splitlines())
         if len(line) > LONGEST:  # the problem comes first, the fix last
             line = f"{line[: LONGEST * 2 // 3]} … {line[-LONGEST // 3 :]}"
         err.print_line(line, style="red")

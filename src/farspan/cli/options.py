@@ -100,7 +100,7 @@ OneMethod = Annotated[str, of_method("Method of reading, such as sinks:window=50
 Text = Annotated[str, of_text("FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
 TargetTexts = Annotated[
     list[str] | None,
-    of_text("Text to copy; default: that of --text. shuffled: its tokens in random order. Repeatable."),
+    of_text("Text to copy, or shuffled: the tokens of --text in random order; default: --text. Repeatable."),
 ]
 PrefixTexts = Annotated[
     list[str] | None, of_text("Irrelevant text of the control; default: chosen by the protocol. Repeatable.")
@@ -109,13 +109,17 @@ Warmup = Annotated[
     int | None,
     count(
         TASK,
-        "Tokens of a probe that are read before scoring; default 128, above 8,192 tokens 512, fewer for many depths.",
+        "Tokens of a probe that are read before scoring; default 128, or 512 if a length exceeds 8,192; fewer with "
+        "many depths.",
         0,
     ),
 ]
 Scored = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are scored; default 256, above 8,192 tokens 1,024, fewer for many depths."),
+    count(
+        TASK,
+        "Tokens of a probe that are scored; default 256, or 1,024 if a length exceeds 8,192; fewer with many depths.",
+    ),
 ]
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
@@ -271,7 +275,8 @@ class TextOptions:
     ] = "auto"
     points: Annotated[int | None, count(LENGTHS, "Number of lengths in a range; default 16.", 1, 10_000)] = None
     spacing: Annotated[
-        Spacing | None, option(LENGTHS, "Spacing of a range; default log, linear for a forgetting curve.")
+        Spacing | None,
+        option(LENGTHS, "Spacing of lengths in a range; default log, but linear for a forgetting curve."),
     ] = None
     seed: Seed = 0
 
@@ -308,12 +313,18 @@ class Running:
     chunk: Chunk = None
     shard: Annotated[
         str | None,
-        option(RUN, "Measure part I of N, beside other processes; default: the Slurm array's task.", metavar="I/N"),
+        option(
+            RUN,
+            "Measure part I of N, while other processes measure the others; default: as numbered in a Slurm array.",
+            metavar="I/N",
+        ),
     ] = None
     ray: Annotated[
         str | None,
         option(
-            RUN, "Measure on a Ray cluster: HOST:PORT, or local; no value: that of this machine.", metavar="[ADDRESS]"
+            RUN,
+            "Measure on the Ray cluster at HOST:PORT; local: on this machine's devices; no value: on its own cluster.",
+            metavar="[ADDRESS]",
         ),
     ] = None
     gpus_per_model: Annotated[

@@ -17,7 +17,7 @@ def report(
     out: Annotated[Path, option(RUN, "Folder for the page and the tables.", metavar="FOLDER")] = Path("report"),
     as_json: AsJson = False,
 ) -> None:
-    """Write one page about runs, which opens offline: results, comparisons and failures; also as Markdown and CSV."""
+    """Write one page about runs, to open offline: results, comparisons and failures; also as Markdown and CSV."""
     with one_line_errors():
         from farspan.report.page import write_report
 
@@ -27,7 +27,9 @@ def report(
 def import_file(
     file: Annotated[Path, typer.Argument(help="Result file of the authors' script: JSON with copy_accs and lm_accs.")],
     out: Annotated[Path, option(RUN, "Run folder to make.", metavar="FOLDER")],
-    model: Annotated[str | None, option(RUN, "Whose results they are; default the file's name.")] = None,
+    model: Annotated[
+        str | None, option(RUN, "Name of the model with these results; default: that of the file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a run from published results, with their memory lengths and a picture."""

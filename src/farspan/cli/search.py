@@ -52,11 +52,11 @@ def search_rope(
     max_nats: Annotated[
         float, option(TASK, "Most nats per token that a candidate may cost inside the window.", metavar="X")
     ] = 0.05,
-    evaluations: Annotated[int, count(RUN, "Number of candidates to measure; a larger one continues it.")] = 200,
+    evaluations: Annotated[int, count(RUN, "Candidates to measure; a larger number continues a search.")] = 200,
     sampling: Searching,
     target_text: Annotated[
         str | None,
-        option(LENGTHS, "Text to copy; default: that of --text. shuffled: its tokens in random order.", metavar="TEXT"),
+        option(LENGTHS, "Text to copy, or shuffled: that of --text in random order; default: --text.", metavar="TEXT"),
     ] = None,
     repeats: Annotated[int, option(LENGTHS, "Texts at each length.", metavar="N")] = 8,
     warmup: Warmup = None,

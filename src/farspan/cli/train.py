@@ -15,6 +15,7 @@ from farspan.extras import optional_import
 from farspan.terminal import Terminal
 
 NO_CHECKPOINT = "no checkpoint was saved yet: the same command begins again"
+LESS_MEMORY = "--set trainer.micro_batch=1 or --set trainer.activation_checkpointing=true"
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 
 
@@ -89,7 +90,8 @@ def _train(recipe: str, given: Given, result: str) -> None:
         result: a format string for the summary.
     """
     settings: Any = None
-    with one_line_errors(lambda: "" if given.plan else _kept(settings), out="--set out=FOLDER"):
+    how = {"out": "--set out=FOLDER", "less_memory": LESS_MEMORY}
+    with one_line_errors(lambda: "" if given.plan else _kept(settings), **how):
         if given.calibrate and not given.plan:
             raise ValueError("--calibrate belongs to --plan, which trains nothing: give both, or omit --calibrate")
         optional_import("accelerate", "train")  # first: without it, torch would be imported in vain

@@ -16,7 +16,7 @@ from farspan.hf.facts import (
 )
 from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows
 from farspan.hf.parallel import bytes_here, check_divides, least, num_parts, refuse_divided
-from farspan.hf.probe import attention_layers, check_cached_keys, watch_attention
+from farspan.hf.probe import attention_layers, check_cached_keys, rotates_only_near, watch_attention
 from farspan.hf.rotary import (
     full_attention_rope,
     length_dependent_rope,

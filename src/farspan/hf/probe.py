@@ -102,6 +102,33 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool =
     ]
 
 
+def rotates_only_near(model: Any, *, name: str) -> bool:
+    """Return whether some layers attend to the whole text and none of these rotates its keys, as in Cohere 2 and
+    EXAONE 4, found by running a few tokens. False for a model without weights, or whose keys cannot be seen."""
+    windows, others = layer_windows(model)
+    far = [index for index, window in enumerate(windows) if window is None]
+    if others or len(far) in (0, len(windows)) or input_device(model).type == "meta":
+        return False
+    keys: list[dict[int, Tensor]] = []
+
+    def watching(call: Call) -> Tensor:
+        keys[-1][call.layer.index] = call.key
+        return dense(call)
+
+    plain = [Layer(index, None, window) for index, window in enumerate(windows)]
+    with torch.no_grad(), replaced_attention(model, watching, plain, name=name, padding=True):
+        for start in (0, PROBE_SHIFT):
+            keys.append({})
+            try:
+                plain_hidden(model, _probe_ids(model), start)
+            except (TypeError, AttributeError, LookupError, RuntimeError, ValueError) as error:
+                if is_out_of_memory(error):
+                    raise
+                return False
+    here, there = keys
+    return here.keys() >= set(far) and all(close(there[index], here[index]) for index in far)
+
+
 def _probe_ids(model: Any) -> Tensor:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     return ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % vocabulary)[None]

@@ -144,8 +144,9 @@ def measure_adaptively(
         more, hopeless = undecided(rounds.curve(chosen, start), longest, task.pool or 0)
         for name in sorted(hopeless - given_up):
             watch.notice(
-                f"{lm.name} {method}: a narrow interval of {name.replace('_', '-')} needs more than {task.pool} "
-                "repeats, so none are added automatically; measure more than these at every length (--repeats)"
+                f"{lm.name} {method}: an interval of {name.replace('_', '-')} within "
+                f"{longest / RESOLUTION:,.0f} tokens or {PRECISION:.0%} of it needs more than {task.pool} repeats, so "
+                "none are added automatically; measure more than these at every length (--repeats)"
             )
         given_up |= hopeless
         start += RING

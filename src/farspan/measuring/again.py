@@ -101,7 +101,7 @@ def measure_again(
             `farspan.measure`.
     """
     if out is not None and expanded(out).resolve() == Path(baseline.folder).resolve():
-        raise ValueError(f"{out} is the baseline itself: give another folder for the new rows (--out), or leave it out")
+        raise ValueError(f"{out} is the baseline itself: give another folder for the new rows (out), or leave it out")
     loader = loader or Load()
     refuse_difference(baseline, loader(model, weights=False), loader)
     settings = baseline.header["settings"] | ({} if cost else {"cost": False})

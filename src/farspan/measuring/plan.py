@@ -112,7 +112,9 @@ def plan_examples(
         chunk = reader.chunk = chunk or chunk_of(reader, batch)
         parts = reader.bytes_needed(num_rows, longest)
         work = [w for some in by_example for w in reader.forwards(some, head)]
-        flops = sum(map(flops_of(reader), work))
+        by_batch = [list(bound.work_of_batch(lm, example)) for example in examples[::batch]]
+        once = [w for some in by_batch for w in reader.forwards(some, head)]
+        flops = sum(map(flops_of(reader), [*work, *once]))
         if fallback := reader.fallback:
             chunk = max(w.num_tokens for w in work)  # one forward
         steps = [step for w in work for step in _chunks(w, chunk)]
@@ -121,12 +123,13 @@ def plan_examples(
             speed = calibrated(reader, method, steps, batch)
             # examples of a batch run together; ceil: the last batch may be smaller
             seconds = sum(s.num_rows * speed.seconds(s) for s in steps) / repeats * math.ceil(repeats / batch)
+            seconds += sum(s.num_rows * speed.seconds(s) for w in once for s in _chunks(w, chunk))
     # memory counts what the method keeps of a whole text, also where each forward reads a part of it
     steps += [step for some in by_example for w in some for step in _chunks(w, chunk)]
     keys = batch * max(key_bytes(method, lm, s, chunk) * 5 // 4 + _mask_bytes(method, s) for s in steps)
     return Plan(
         num_examples=len(examples),
-        tokens=sum(w.num_rows * w.num_tokens for w in work),
+        tokens=sum(w.num_rows * w.num_tokens for w in [*work, *once]),
         flops=flops,
         weight_bytes=lm.num_bytes,
         extra_bytes=(sum(parts.values()) - parts["weights"] if parts else keys) + 3 * 4 * logits_at_once(lm.device),

@@ -172,7 +172,7 @@ def search_rope(
     if not 0 <= max_nats < math.inf:
         raise ValueError(f"max_nats: got {max_nats:g}, expected nats per token, 0 or more (--max-nats)")
     if out is not None and set(BAD_NAME) & set(str(out)):
-        raise ValueError(f"{out}: a method cannot name a file there: choose a folder without , and + (--out)")
+        raise ValueError(f"{out}: a method cannot name a file there: choose a folder without , and + (out)")
     if lengths is not None:
         check_lengths(lengths)
     optional_import("cma", "search")
@@ -288,7 +288,7 @@ class _Search:
         if not same or not all(_alike(held[name], value) for name, value in wanted.items()):
             raise ValueError(
                 f"{file} holds other factors than the optimiser proposes: it was edited, or written with another "
-                "version of the package cma. Choose another folder (--out)"
+                "version of the package cma. Choose another folder (out)"
             )
         return file
 

@@ -13,7 +13,7 @@
 s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that rotate 32 times and once in
 `original` tokens, linear in m and with rounded ends as in YaRN's own code. All but dynamic change the frequencies and
 nothing else. Keeps every key. Not trained. Layers with a sliding window that have a RoPE of their own, as in Gemma 3,
-keep it: they see no farther than their window.
+keep it: they see no farther than their window. Refused where only these have RoPE, as in Cohere 2.
 
 The p-RoPE paper trains with a fixed share of pairs without position; ours chooses these pairs by their rotations in
 the trained length, without training. LongRoPE also leaves the first tokens of a text unscaled; ours, like transformers,
@@ -138,6 +138,11 @@ class Rope(Method):
         if not own.is_meta and not torch.allclose(own.float().cpu(), frequencies(theta, 2 * len(own)), rtol=0.01):
             raise ValueError(
                 f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
+            )
+        if hf.rotates_only_near(lm.model, name=str(self)):
+            raise ValueError(
+                f"{self} changes RoPE frequencies, and {lm.name} has RoPE only in layers with a sliding window, which "
+                "see no farther than it: use full"
             )
         if (other := self.frequencies(lm)) is None:
             scores = partial(scores_by_length, own=own, theta=theta, factor=self._factor, original=original)

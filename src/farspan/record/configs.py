@@ -18,7 +18,7 @@ def refuse_other_weights(folder: Path, before: Mapping[str, Any], now: Mapping[s
     if old != new:
         raise ValueError(
             f"{folder}: the weights of {now['name']} have changed since this run started: their fingerprint was "
-            f"{old!r}, now {new!r}. Restore them to continue the run, or choose another folder (--out)"
+            f"{old!r}, now {new!r}. Restore them to continue the run, or choose another folder (out)"
         )
 
 
@@ -31,14 +31,14 @@ def refuse_other_config(folder: Path, before: Mapping[str, Any], now: Mapping[st
     if different := changed_fields(before.get("config"), now.get("config")):
         raise ValueError(
             f"{folder}: the config of {now['name']} has changed since this run started: {different}. Restore it "
-            "(config.json) to continue the run, or choose another folder (--out)"
+            "(config.json) to continue the run, or choose another folder (out)"
         )
     old, new = before.get("chat"), now.get("chat")
     if old and new and old != new:
         raise ValueError(
             f"{folder}: the chat template of {now['name']} has changed since this run started: the hash of what it "
             f"writes was {old}, now {new}. Restore it (chat_template.jinja, or chat_template in tokenizer_config.json) "
-            "to continue the run, or choose another folder (--out)"
+            "to continue the run, or choose another folder (out)"
         )
 
 

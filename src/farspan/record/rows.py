@@ -11,7 +11,7 @@ from farspan.schema.row import Row
 
 T = TypeVar("T")
 Shard = tuple[int, int]  # the number of a shard, from 1, and of how many
-REPAIR = "Restore it, or choose another folder (--out)"  # of a damaged run.json
+REPAIR = "Restore it, or choose another folder (out)"  # of a damaged run.json
 UNFINISHED = ("oom", "budget")  # statuses of measurements that are repeated: more memory or time may be free then
 ABSENT = ("no_keys",)  # statuses of measurements that are complete and have no number
 NOT_FAILED = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
@@ -65,7 +65,7 @@ def read_header(folder: str | Path) -> dict[str, Any]:
     if header.get("version", FORM) > FORM:
         raise ValueError(
             f"{path}: got version {header['version']}, expected at most {FORM}: a newer farspan wrote it. Update "
-            "farspan, or choose another folder (--out)"
+            "farspan, or choose another folder (out)"
         )
     return header
 
@@ -136,7 +136,7 @@ def read_file(path: Path, until: Callable[[Row], bool] = lambda row: False) -> t
     rows: list[Row] = []
     known: dict[str, Any] = {}
     end = 0
-    repair = "Delete the line to measure it again, or choose another folder (--out)"
+    repair = "Delete the line to measure it again, or choose another folder (out)"
     for row, after in _lines(path, lambda values: Row(**check_row(values, known)), "a row", repair):
         if until(row):
             break
@@ -208,4 +208,4 @@ def refuse_file(folder: Path) -> None:
     place = next(place for place in (folder, *folder.parents) if place.exists())
     if not place.is_dir():
         what = "expected a folder" if place == folder else f"so {folder} cannot be a folder"
-        raise ValueError(f"{place} is a file, {what}: name another, such as with --out")
+        raise ValueError(f"{place} is a file, {what}: choose another folder (out)")

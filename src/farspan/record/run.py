@@ -91,7 +91,7 @@ class Run:
             with _header_locked(folder):
                 if not (folder / "run.json").exists() and not _only_begun(folder):
                     raise ValueError(
-                        f"{folder} is not empty and holds no run (no run.json): choose another folder with --out"
+                        f"{folder} is not empty and holds no run (no run.json): choose another folder (out)"
                     )
                 new = [place for place in (path, own_lock, folder / "run.json") if not place.exists()]
                 lock.enter_context(locked(own_lock, _who(folder, shard)))
@@ -160,13 +160,13 @@ class Run:
                 raise ValueError(
                     f"{self.folder}: the server scores a sentence differently than when this run began ({recorded} "
                     f"nats, now {now}): {identity['name']} probably has other weights, or another precision. Choose "
-                    "another folder (--out)"
+                    "another folder (out)"
                 )
             old, new = before.get("texts", []), identity.get("texts", [])
             if old != new:
                 raise ValueError(
                     f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
-                    f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
+                    f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (out)"
                 )
             recorded = {key: value for key, value in before.items() if key not in (LENGTHS, SAMPLED)}
             known, given = (one | OPTIONAL for one in (recorded, identity))
@@ -186,7 +186,7 @@ class Run:
         if other := sorted(versions - {version}):
             raise ValueError(
                 f"{self.folder} holds rows of version {other[0]} of the task {task}: this farspan measures version "
-                f"{version}, whose numbers differ. Choose another folder (--out); `farspan report` reads both"
+                f"{version}, whose numbers differ. Choose another folder (out); `farspan report` reads both"
             )
 
     def has_example(self, model: str, what: str) -> bool:

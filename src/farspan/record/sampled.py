@@ -35,7 +35,7 @@ def refuse_other_texts(folder: Path, header: Mapping[str, Any], identity: Mappin
                 raise ValueError(
                     f"{folder}: the texts of {task} were sampled for lengths of {spanned(before)} tokens; with the "
                     f"models named now, they would be sampled for {spanned(lengths)}. Measure all models into another "
-                    "folder (--out); with --lengths there, models can be added later"
+                    "folder (out); with --lengths there, models can be added later"
                 )
 
 

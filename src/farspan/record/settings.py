@@ -24,7 +24,7 @@ def continued(
     if before.get(LARGEST) != now.get(LARGEST):
         raise ValueError(
             f"{folder}: --lengths auto chooses texts by the trained lengths of all models of a run, and the models "
-            "named now have others than those before. Name the same models, or measure all into another folder (--out)"
+            "named now have others than those before. Name the same models, or measure all into another folder (out)"
         )
     if "methods" not in before or "methods" not in now:
         return dict(before)
@@ -56,7 +56,7 @@ def refuse_changed_files(
                 raise ValueError(
                     f"{folder}: {file} has changed since this run measured {name}: its hash was {old}, "
                     f"{f'now {new}' if new else 'now there is no such file'}. Restore the file, or measure again into "
-                    "another folder (--out)"
+                    "another folder (out)"
                 )
 
 
@@ -78,7 +78,7 @@ def refuse_differences(
     if found:
         raise ValueError(
             f"{folder} holds another {what}, made with other settings: {'; '.join(found)}. "
-            f"Repeat that {what}'s settings to continue it, or choose another folder (--out)"
+            f"Repeat that {what}'s settings to continue it, or choose another folder (out)"
         )
 
 

@@ -75,7 +75,7 @@ def _refuse_others(out: Path) -> None:
     ours = page.is_file() and b'id="figures"' in page.read_bytes()
     if not ours and (found := [name for name in (PAGE, TABLES, *CSV) if (out / name).exists()]):
         raise ValueError(
-            f"{out} contains {found[0]}, which farspan did not write. Move or delete it, or give another --out"
+            f"{out} contains {found[0]}, which farspan did not write. Move or delete it, or choose another folder (out)"
         )
 
 

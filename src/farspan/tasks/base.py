@@ -205,6 +205,10 @@ class Bound(ABC, Generic[P]):
     def work(self, lm: LM, example: Example[P]) -> Iterable[Work]:
         """Yield the work of `run` for this example, in order."""
 
+    def work_of_batch(self, lm: LM, example: Example[P]) -> Iterable[Work]:
+        """Yield the work that `run` does once for a batch, given one of its examples, in addition to theirs."""
+        return ()
+
     @abstractmethod
     def run(self, reader: Reader, batch: Sequence[Example[P]]) -> Iterator[Result]:
         """Yield a result for each length, depth and example, in this order, as soon as it is known. The examples have

@@ -232,12 +232,11 @@ class BoundIcl(Bound[IclPrompt]):
         return ids
 
     def work(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:
-        options = example.payload.options
-        yield from (Work(1, len(lm.separator.ids), len(ids) - 1, len(ids)) for ids in options)
         for length in example.lengths:
-            prompt = self._prompt_tokens(lm, example, length)
-            yield Work(1, 0, prompt, 0)
-            yield from (Work(1, prompt, len(ids) - 1, len(ids)) for ids in options)
+            yield from _scoring(self._prompt_tokens(lm, example, length), example.payload.options)
+
+    def work_of_batch(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:
+        return _scoring(len(lm.separator.ids), example.payload.options)
 
     def run(self, reader: Reader, batch: Sequence[Example[IclPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, since their prompts differ in length."""
@@ -276,6 +275,12 @@ class BoundIcl(Bound[IclPrompt]):
             "prior": prior.tolist(),
             "tokens": tokens,
         }
+
+
+def _scoring(tokens: int, options: Sequence[np.ndarray]) -> Iterator[Work]:
+    """Yield the work of reading a context of this many tokens and scoring all options after it."""
+    yield Work(1, 0, tokens, 0)
+    yield from (Work(1, tokens, len(ids) - 1, len(ids)) for ids in options)
 
 
 def nats_of_options(memory: Memory, options: Sequence[np.ndarray]) -> np.ndarray:

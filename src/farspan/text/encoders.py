@@ -63,10 +63,12 @@ def _pooling(part: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _loaded(name: str, files: tuple[tuple[str, int, int], ...]) -> Any:
+    from farspan.hf.device import is_out_of_memory
+
     try:
         return optional_import("sentence_transformers", "retrieval").SentenceTransformer(name)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, ValueError) and "farspan[" in str(error):
+        if is_out_of_memory(error) or (isinstance(error, ValueError) and "farspan[" in str(error)):
             raise
         why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(

@@ -239,7 +239,7 @@ def build(
         remove_leftovers(out.parent)  # of a command that was killed after it had renamed the index
         return _opened(out, text, about)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (--out)")
+        raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (out)")
     cut = [_cut(document, words, tokens, tokenizer) for document in documents]
     passages = [piece for pieces in cut for piece in pieces]
     with built(out) as folder:
@@ -264,7 +264,7 @@ def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
     if found.about.get("text_hash") != about["text_hash"]:
         raise ValueError(
             f"{out} is an index of {found.about['documents']:,} other documents than the {about['documents']:,} of "
-            f"{text!r}: choose another folder (--out), or delete it"
+            f"{text!r}: choose another folder (out), or delete it"
         )
     settings = {name: value for name, value in found.about.items() if name not in (encoders.HASH, encoders.CONFIG)}
     refuse_differences(out, "index", settings, about)

@@ -262,7 +262,9 @@ def _problem(kind: type[Settings], error: Any) -> str:
     if error["type"] == "missing":
         return "missing, expected a value"
     if error["type"] != "extra_forbidden":
-        return f"{error['msg'].removeprefix('Value error, ')} (given {error['input']!r})"  # pydantic's prefix
+        message = str(error["msg"]).removeprefix("Value error, ")  # pydantic's prefix
+        own = error["type"] == "value_error" and isinstance(error["input"], dict)  # of a table, which names its fields
+        return message if own else f"{message} (given {error['input']!r})"
     *tables, key = error["loc"]
     for table in tables:
         kind = table_of(kind.model_fields[table].annotation) or Settings

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from farspan.callback import CurveCallback, MeasuringCallback, PerplexityCallback
 from farspan.text.corpora import Corpus, load
@@ -27,6 +27,13 @@ class WatchSettings(Settings):
     repeats: int = Field(4, gt=1)  # number of windows of the perplexity
     curve: bool = True  # also measure a small forgetting curve
     tokens: int | None = Field(None, gt=0)  # at most, fed for one curve; default 24 times its longest context
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> "WatchSettings":
+        if self.every == 0 and "every" not in self.model_fields_set:  # a given 0 turns measurements off
+            others = (name for name in type(self).model_fields if name != "every")
+            self.refuse_unused(others, "every = 0", "an every above 0")
+        return self
 
 
 class WatchedSettings(TrainingSettings):

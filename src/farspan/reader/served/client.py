@@ -44,6 +44,10 @@ class OtherTokensError(ServerError):
     """An answer about tokens other than those sent."""
 
 
+class NoTextError(ServerError):
+    """Tokens for a server that takes text only, which no text has."""
+
+
 @dataclass
 class Usage:
     """The work of a server for one row."""

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from farspan.reader.logits import Sampling
-from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError, TooLongError
+from farspan.reader.served.client import (
+    Client,
+    NoTextError,
+    NotServedError,
+    OtherTokensError,
+    ServerError,
+    TooLongError,
+)
 
 # nats of a token (NaN: not known; infinite: the model gave none), and its rank (0: the server's choice; -1: not known)
 Expected = tuple[float, int]
@@ -267,9 +274,10 @@ class Completions:
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
         def one(i: int) -> Expected:
             prompt = [*prefix, *target[:i]]
-            if self.as_text and self._prompt(prompt) is None:
+            try:
+                choice = self._post(prompt, Sampling(1), {"logprobs": TOP, "return_tokens_as_token_ids": True})
+            except NoTextError:
                 return math.nan, -1
-            choice = self._post(prompt, Sampling(1), {"logprobs": TOP, "return_tokens_as_token_ids": True})
             logprobs = choice.get("logprobs") or {}
             listed, new = ((logprobs.get(name) or [{}])[0] for name in ("top_logprobs", "tokens"))
             if str(new).startswith(TOKEN_ID):  # the server names ids
@@ -289,10 +297,11 @@ class Completions:
         """Raise OtherTokensError if the server drops the space before a word: each would count as another token."""
         ids = self.tokenizer(self._post(prompt, Sampling(PROBED))["text"], add_special_tokens=False)["input_ids"]
         for i in range(1, len(ids)):
-            before = [*prompt, *ids[:i]]
-            if self.as_text and self._prompt(before) is None:
+            try:
+                new = self._post([*prompt, *ids[:i]], Sampling(1))["text"]
+            except NoTextError:
                 continue
-            new, whole = self._post(before, Sampling(1))["text"], self._text(ids[i - 1], ids[i])
+            whole = self._text(ids[i - 1], ids[i])
             if new != whole and new == whole.strip():
                 raise OtherTokensError(
                     f"{self.client.base_url} answers {new!r} where {whole!r} is the token: its tokens cannot be told "
@@ -330,7 +339,7 @@ class Completions:
     def _post(self, prompt: Sequence[int], how: Sampling, more: dict[str, Any] | None = None) -> dict[str, Any]:
         sent = self._prompt(prompt) if self.as_text else list(prompt)
         if sent is None:
-            raise ServerError(f"{self.client.base_url} takes text only, and no text has these {len(prompt):,} tokens")
+            raise NoTextError(f"{self.client.base_url} takes text only, and no text has these {len(prompt):,} tokens")
         body = {"model": self.model, "prompt": sent, "max_tokens": how.max_new_tokens}
         body |= self.sampling | how.named | (more or {})
         answer = self.client.post("/v1/completions", body)

@@ -75,7 +75,7 @@ def export(
     with TemporaryDirectory() as place:
         made = {folder / path.relative_to(place): path for path in formats[to](source, Path(place), **with_dataset)}
         if out is not None and (taken := [path for path in made if path.exists()]):
-            raise ValueError(f"{taken[0]} exists: delete it, or choose another folder (--out)")
+            raise ValueError(f"{taken[0]} exists: delete it, or choose another folder (out)")
         for path, new in made.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             with written(path) as beside:
