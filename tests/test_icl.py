@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+import farspan
 from farspan import hf
 from farspan.lm import LM, load, wrap
 from farspan.measuring.plan import plan
@@ -588,6 +589,15 @@ def test_the_first_example_is_kept_in_words(lm: LM) -> None:
     assert text.count("\nKind:") == 6
     asked = shown["parts"][-1][1]
     assert "".join(asked[-shown["scored"] :]) == f" {right}"
+
+
+def test_a_run_is_not_continued_on_data_whose_classes_have_other_names(tmp_path: Path, lm: LM) -> None:
+    (tmp_path / "data").mkdir()
+    what = f"icl:data={write_own(tmp_path / 'data', '.jsonl')},text=utterance,label=intent"
+    farspan.measure(lm, "full", what, lengths=[0], repeats=2, out=tmp_path / "run")
+    write_own(tmp_path / "data", ".jsonl", [row | {"intent": row["intent"].replace("play", "run")} for row in OWN])
+    with tiny.refused("data_hash was"):
+        farspan.measure(lm, "full", what, lengths=[0], repeats=2, out=tmp_path / "run")
 
 
 def test_questions_that_are_equal_are_examples_of_their_own(lm: LM, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from farspan import hf
 from farspan.cli import app
 from farspan.hf.parallel import check_divides
 
-from tiny import CONFIGS, EXPERTS, MLA, PLAIN, saved, some_ids, tiny_config, tiny_model
+from tiny import COMMON, CONFIGS, EXPERTS, MLA, PLAIN, VOCABULARY, saved, some_ids, tiny_config, tiny_model
 
 DENSE = {"first_k_dense_replace": 2}
 INDEXER = {"index_n_heads": 3, "index_head_dim": 8, "index_topk": 256}
@@ -37,9 +37,11 @@ SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 
 
 def model_of(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, config in (LATENTS | {"jetmoe": ("JetMoe", JETMOE)}).items():
+    for name, config in (LATENTS | OTHERS).items():
         monkeypatch.setitem(CONFIGS, name, config)
-    return tiny_model(family, attn_implementation="eager", **changes)  # of which torch counts every product
+    return tiny_model(family, attn_implementation="eager", **changes).requires_grad_(
+        False
+    )  # torch counts every product
 
 
 def counted(model: Any, length: int) -> int:
@@ -50,7 +52,23 @@ def counted(model: Any, length: int) -> int:
 
 JETMOE = PLAIN | {"num_key_value_heads": 2, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
 GEMMA = {"sliding_window": 512}
-FAMILIES = [("llama", {}), ("jetmoe", {}), ("gemma4", GEMMA), ("gemma4", SHARED | GEMMA)]
+FAMILIES = [("llama", {}), ("jetmoe", {}), ("gemma4", GEMMA), ("gemma4", SHARED | GEMMA), ("falcon", {}), ("mimo", {})]
+FULL = ["full_attention"] * 2
+MIMO = COMMON | EXPERTS | {"head_dim": 8, "v_head_dim": 6, "layer_types": FULL, "mlp_layer_types": ["dense"] * 2}
+NEMOTRON = COMMON | EXPERTS | {"layer_types": ["mlp", "full_attention", "linear_attention", "moe"], "head_dim": 8}
+NEMOTRON |= {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1}
+GEMMA_MOE = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 32}
+DBRX: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
+DBRX |= {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}}
+DBRX |= {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 16, "moe_top_k": 2}}
+FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "jetmoe": ("JetMoe", JETMOE), "mimo": ("MiMoV2Flash", MIMO), "nemotron_h": ("NemotronH", NEMOTRON),
+    "gemma4_moe": ("Gemma4Text", CONFIGS["gemma4"][1] | GEMMA | GEMMA_MOE),
+    "aria": ("AriaText", COMMON | {"moe_num_experts": 16, "moe_topk": 2, "head_dim": 8}),
+    "dbrx": ("Dbrx", DBRX),
+    "hunyuan_moe": ("HunYuanMoEV1", COMMON | {"num_experts": 16, "moe_topk": [2, 2], "head_dim": 8}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "changes"), [*FAMILIES, *((name, {}) for name in LATENTS)])
@@ -62,7 +80,9 @@ def test_operations_per_pair_are_those_that_torch_counts(
     assert sum(hf.flops(model)[1].values()) == pytest.approx(per_pair, rel=5e-3)
 
 
-@pytest.mark.parametrize(("family", "changes"), [*FAMILIES, *((name, {}) for name in LATENTS)])
+@pytest.mark.parametrize(
+    ("family", "changes"), [*FAMILIES, ("falcon", FALCON), ("nemotron_h", {}), *((name, {}) for name in LATENTS)]
+)
 def test_bytes_of_keys_are_those_that_the_cache_holds(
     family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,9 +95,9 @@ def test_bytes_of_keys_are_those_that_the_cache_holds(
     assert hf.key_bytes_per_token(model) == (held[1] - held[0]) / 20  # without states of a fixed size
 
 
-@pytest.mark.parametrize("family", ["llama", "jetmoe"])
+@pytest.mark.parametrize("family", ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe"])
 def test_operations_per_token_are_those_that_torch_counts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(family, {}, monkeypatch)
+    model = model_of(family, {"experts_implementation": "eager"}, monkeypatch)
     per_token = (4 * counted(model, 128) - counted(model, 256)) / 256  # the share that is linear
     body, _, head = hf.flops(model)
     assert body + head == pytest.approx(per_token, rel=0.02)  # norms and routers are not exact

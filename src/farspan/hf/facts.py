@@ -1,6 +1,6 @@
 """Facts about a model that measuring and training need: devices, limits, sizes, the first non-finite output."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,9 @@ from farspan.hf.decoder import decoder_of
 # What decoders call their tables of positions: learned, or computed once for a fixed number of positions.
 POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings", "positions_embed")
 COMPUTED_TABLES = ("embed_positions", "pos_encoding")
+# What configs call the number of a layer's experts, and how many of these a token uses
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+USED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
 
 
 def input_device(model: Any) -> torch.device:
@@ -85,18 +88,22 @@ def _per_pair(config: Any) -> float:
     """Return a layer's multiplications and additions per query-key pair: of its scores and sums, and of the scores of
     an indexer (sparse attention)."""
     heads, dim = heads_of(config)
-    values = config.v_head_dim if getattr(config, "kv_lora_rank", None) else dim
+    values = getattr(config, "v_head_dim", None) or dim
     indexer = getattr(config, "index_n_heads", None) or 0
     return 2.0 * heads * (dim + values) + (2.0 * indexer * (config.index_head_dim + 1) if indexer else 0.0)
 
 
 def _held(config: Any) -> int:
-    """Return how many numbers a layer caches per token: its keys and values. Multi-head latent attention (MLA) caches
-    a compressed latent, the rotated part of one key, and the key of an indexer if it has one; all heads share them."""
+    """Return how many numbers a layer caches per token: its keys and values, of one head for multi-query attention.
+    Multi-head latent attention (MLA) caches a compressed latent, the rotated part of one key, and the key of an indexer
+    if it has one; all heads share them."""
     if rank := getattr(config, "kv_lora_rank", None):
         return int(rank + config.qk_rope_head_dim + (getattr(config, "index_head_dim", None) or 0))
     heads, dim = heads_of(config)
-    return 2 * (getattr(config, "num_key_value_heads", None) or heads) * dim
+    # Falcon's new architecture repeats shared keys before it caches them
+    one_head = getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
+    key_heads = 1 if one_head else getattr(config, "num_key_value_heads", None) or heads
+    return int(key_heads * (dim + (getattr(config, "v_head_dim", None) or dim)))
 
 
 def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
@@ -110,8 +117,8 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head = model.get_output_embeddings()
     embeddings = {id(p) for module in (*tables, head) if module is not None for p in module.parameters()}
-    experts = _experts(config)
-    share = (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0  # that a token uses
+    experts = _count(config, EXPERTS)
+    share = (_count(config, USED_EXPERTS) or experts) / experts if experts else 1.0  # that a token uses
     body = sum(
         p.numel() * (share if ".experts." in name or (p.ndim == 3 and len(p) == experts) else 1.0)
         for name, p in model.named_parameters()
@@ -123,10 +130,11 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
     return 2.0 * body, per_pair, 2.0 * config.hidden_size * model.get_input_embeddings().num_embeddings
 
 
-def _experts(config: Any) -> int:
-    """Return the number of a layer's experts, 0 without experts."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    return next((int(count) for name in names if (count := getattr(config, name, None))), 0)
+def _count(config: Any, names: Sequence[str]) -> float:
+    """Return the first of these fields of a config, 0 without any; of a list by layer (HunYuan), the mean."""
+    of = (config, getattr(config, "ffn_config", None))  # the second of DBRX
+    found = next((value for one in of for name in names if (value := getattr(one, name, None))), 0)
+    return float(sum(found) / len(found) if isinstance(found, list) else found)
 
 
 def _windows(config: Any) -> dict[int, int | None]:
@@ -137,7 +145,7 @@ def _windows(config: Any) -> dict[int, int | None]:
         return dict.fromkeys(range(config.num_hidden_layers), window)
     chunk = getattr(config, "attention_chunk_size", None)
     windows = {"sliding_attention": window, "hybrid_sliding": window, "chunked_attention": chunk}
-    others = ("linear_attention", "conv", "moe")
+    others = ("linear_attention", "conv", "moe", "mlp")
     return {index: windows.get(kind) for index, kind in enumerate(kinds) if kind not in others}
 
 

@@ -92,7 +92,7 @@ for (const section of document.querySelectorAll("section")) {
 }
 
 // A column header sorts the rows of its table: up, down, and then as they were.
-const NUMBER = /^([<>]?)([-−+]?)(\d[\d,]*(?:\.\d+)?|∞)/;
+const NUMBER = /^([<>]?) ?([-−+]?)(\d[\d,]*(?:\.\d+)?|∞)/;
 const WHOLE = /^[\d,.]+$/;
 
 // "0.52 [0.4, 0.6]" is 0.52, and ">895" comes after 895; a cell that fills several columns is empty

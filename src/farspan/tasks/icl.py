@@ -139,7 +139,8 @@ class BoundIcl(Bound[IclPrompt]):
 
     @cached_property
     def _hash(self) -> str:
-        return digest(json.dumps([[one.text, one.label] for one in (*self.demonstrations, *self.questions)]))
+        every = [[one.text, self.options[one.label]] for one in (*self.demonstrations, *self.questions)]
+        return digest(json.dumps([self.options, every]))
 
     def _prompt_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
         front, passages, query = example.payload.parts(self.head, length)
