@@ -308,7 +308,7 @@ def test_checked_models_are_left_as_they_were(family: str, tokenizer: PreTrained
         (["lengths.target=100000"], "needs trainer.steps >= .*: got 12"),
         (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
         (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
-        (["smt.draw=pose:chunks=40"], "40 chunks do not fit into the 32 tokens of a row"),
+        (["smt.draw=pose:chunks=40"], "40 chunks do not fit into a row of 32 tokens"),
         (["smt.draw=decoys:share=0.01"], "largest = 128 tokens do not fit into half a row of 32 tokens"),
         (["trainer.engine=ddp"], 'trainer.engine = "ddp" distributes a training over processes, but there is only one'),
         (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" distributes a training over processes'),

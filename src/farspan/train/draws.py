@@ -165,9 +165,9 @@ class Spans:
         return _with_target(np.concatenate([tokens, np.arange(memory, memory + near)]), length, targets)
 
 
-def _check_chunks(row: int, count: int, of: str = "a row") -> None:
+def _check_chunks(row: int, count: int) -> None:
     if count > row:
-        raise ValueError(f"{count:,} chunks do not fit into the {row:,} tokens of {of}; use at most {row:,}")
+        raise ValueError(f"{count:,} chunks do not fit into a row of {row:,} tokens; use at most {row:,}")
 
 
 def _chunks(row: int, count: int, rng: np.random.Generator) -> Int[np.ndarray, "chunks"]:
@@ -237,16 +237,12 @@ class Decoys:
     the nearest earlier text that ends like the present one is the wrong one to go on with, and the right one is far:
     the second half has larger positions. A span has `smallest` to `largest` tokens, uniform in their logarithm. The
     other rows are those of `skip`.
-
-    The first half has contiguous positions, too, so that no text is much farther back than the span. With `spread`
-    chunks it is cut at random, and each chunk has positions of its own.
     """
 
     smallest: int = 8  # tokens of a span
     largest: int = 128
     shared: int = 4  # tokens at the middle of a span that its decoy has too
     share: float = 0.2  # of the rows
-    spread: int = 1  # chunks of the first half
 
     def __post_init__(self) -> None:
         if not 2 * self.shared <= self.smallest <= self.largest:
@@ -262,7 +258,6 @@ class Decoys:
                 f"spans of largest = {self.largest:,} tokens do not fit into half a row of {row:,} tokens; use at most "
                 f"{half - 1:,}"
             )
-        _check_chunks(half, self.spread, "half a row")
         if rng.random() >= self.share:
             return Skip()(length, row, targets, rng)
         begin = int(rng.integers(1, length - half + 2))
@@ -277,9 +272,8 @@ class Decoys:
                 np.arange(span, span + size),
             ]
             filled += sum(len(part) for part in parts[-3:])
-        sizes = [*_chunks(half, self.spread, rng), row - half]
-        offsets = np.sort(rng.integers(0, length - row + 1, self.spread))
-        positions = np.arange(row) + np.repeat([0, *offsets], sizes)
+        offset = int(rng.integers(0, length - row + 1))
+        positions = np.arange(row) + np.repeat([0, offset], [half, row - half])
         return Drawn(np.concatenate(parts)[:row], positions, row - 1)
 
 
