@@ -61,12 +61,14 @@ GEMMA_MOE = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 2, "m
 DBRX: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
 DBRX |= {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}}
 DBRX |= {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 16, "moe_top_k": 2}}
+ZAMBA = {"num_hidden_layers": 4, "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1}
 FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe": ("JetMoe", JETMOE), "mimo": ("MiMoV2Flash", MIMO), "nemotron_h": ("NemotronH", NEMOTRON),
     "gemma4_moe": ("Gemma4Text", CONFIGS["gemma4"][1] | GEMMA | GEMMA_MOE),
     "aria": ("AriaText", COMMON | {"moe_num_experts": 16, "moe_topk": 2, "head_dim": 8}),
     "dbrx": ("Dbrx", DBRX),
+    "zamba2": ("Zamba2", PLAIN | {"num_mem_blocks": 1, "layers_block_type": ["mamba", "hybrid"] * 2} | ZAMBA),
     "hunyuan_moe": ("HunYuanMoEV1", COMMON | {"num_experts": 16, "moe_topk": [2, 2], "head_dim": 8}),
 }  # fmt: skip
 
@@ -95,12 +97,18 @@ def test_bytes_of_keys_are_those_that_the_cache_holds(
     assert hf.key_bytes_per_token(model) == (held[1] - held[0]) / 20  # without states of a fixed size
 
 
-@pytest.mark.parametrize("family", ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe"])
+@pytest.mark.parametrize("family", ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe", "llama4"])
 def test_operations_per_token_are_those_that_torch_counts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(family, {"experts_implementation": "eager"}, monkeypatch)
     per_token = (4 * counted(model, 128) - counted(model, 256)) / 256  # the share that is linear
     body, _, head = hf.flops(model)
     assert body + head == pytest.approx(per_token, rel=0.02)  # norms and routers are not exact
+
+
+def test_weights_that_layers_share_count_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = model_of("zamba2", {}, monkeypatch)
+    every = sum(p.numel() for layer in layers.model.layers for p in layer.parameters())
+    assert hf.flops(layers)[0] == pytest.approx(2 * every, rel=0.01)
 
 
 def test_layers_of_several_shapes_each_have_their_own_cost() -> None:

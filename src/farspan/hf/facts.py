@@ -16,6 +16,7 @@ COMPUTED_TABLES = ("embed_positions", "pos_encoding")
 # What configs call the number of a layer's experts, and how many of these a token uses
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 USED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
+ALL_EXPERTS = ("llama4_text",)  # model types whose code computes every expert for every token
 
 
 def input_device(model: Any) -> torch.device:
@@ -118,10 +119,11 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
     head = model.get_output_embeddings()
     embeddings = {id(p) for module in (*tables, head) if module is not None for p in module.parameters()}
     experts = _count(config, EXPERTS)
-    share = (_count(config, USED_EXPERTS) or experts) / experts if experts else 1.0  # that a token uses
+    used = 0.0 if config.model_type in ALL_EXPERTS else _count(config, USED_EXPERTS)
+    share = used / experts if used and experts else 1.0  # that is computed for a token
     body = sum(
         p.numel() * (share if ".experts." in name or (p.ndim == 3 and len(p) == experts) else 1.0)
-        for name, p in model.named_parameters()
+        for name, p in model.named_parameters(remove_duplicate=False)  # Zamba's layers share weights
         if id(p) not in embeddings
     )
     per_pair: dict[int | None, float] = {}
