@@ -32,7 +32,7 @@ import recorded as kept
 import torch
 from common import end, table
 from copying_distance import COPYING, HALF, Line, last_books, queries_and_keys, rows, scores
-from real_tables import MISSING
+from real_tables import MISSING, over_texts, signed
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -226,6 +226,23 @@ def places(lines: Sequence[Line]) -> str:
     return table(["", "place", "tokens before", "scored", *heads, "without a farther look-alike", "with one"], found)
 
 
+def gains(lines: Sequence[Line]) -> str:
+    """Return how much more is copied where farther keys are hidden, and by a model than by the first: text by text,
+    with intervals over the texts of models that read as many as the first."""
+    of, *others = dict.fromkeys(line["of"] for line in lines)
+
+    def copied(name: str, what: str = SEEN[0]) -> np.ndarray:
+        """Return the copied share [places, texts]."""
+        each = [[np.mean(line["hits"][what]) for line in of_place(lines, name, place)] for place in PLACES]
+        return np.array(each)
+
+    own = copied(of)
+    found = {f"{of}, {SEEN[2]}; more than {SEEN[0]}": copied(of, SEEN[2]) - own}
+    found |= {f"{one}; more than {of}": copied(one) - own for one in others if copied(one).shape == own.shape}
+    lines_of = [[name, *(signed(*over_texts(at.tolist())) for at in more)] for name, more in found.items()]
+    return table(["copied", *PLACES], lines_of) if own.shape[1] > 1 else ""  # one text has no interval
+
+
 def looks(lines: Sequence[Line]) -> str:
     """Return the table of where heads look."""
     found = []
@@ -248,7 +265,7 @@ def scored(lines: Sequence[Line]) -> str:
     return table(["", "head", *(f"{n:,}" for n in DISTANCES)], found)
 
 
-TABLES = {"places": places, "looks": looks, "scores": scored}
+TABLES = {"places": places, "gains": gains, "looks": looks, "scores": scored}
 
 
 def main() -> None:
@@ -281,8 +298,10 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     if not options.quick:
-        all_lines = [*(line for line in kept.read_lines(KEPT) if line["of"] != options.name), *lines]
-        kept.write_lines(KEPT, all_lines)
+        before = kept.read_lines(KEPT)
+        order = list(dict.fromkeys(line["of"] for line in (*before, *lines)))
+        others = (line for line in before if line["of"] != options.name)
+        kept.write_lines(KEPT, sorted([*others, *lines], key=lambda line: order.index(line["of"])))
     for made in TABLES.values():
         print(f"\n{made(lines)}")
     found = {place: of_place(lines, options.name, place) for place in PLACES}
