@@ -42,7 +42,8 @@ SMALLER = (  # expressions and what replaces them, for runs that would take minu
     (r"^train lm llama-83m", r"\g<0> --set data.held_out=books/ --set trainer.window=64 --set trainer.bf16=false"
      " --set tokenizer.vocabulary=512 --set model.layers=2 --set model.hidden=64" + TEXTS),
     (r"^train smt smt-demo", r"\g<0> --set lengths.target=1024" + TEXTS),
-    (r"^train smt smt-smollm2.*", r"\g<0> --set model.name=MODEL --set model.window=384 --set lengths.target=1152"
+    (r"^train smt (configs/)?smt-smollm2.*", r"\g<0> --set model.name=MODEL --set out=models/smollm2"
+     " --set model.window=384 --set lengths.target=1152"
      " --set model.rope=rope:type=yarn,factor=4 --set lengths.first=576 --set lengths.by=576" + TEXTS),
     (r"^train mlm .*", r"\g<0> --set data.held_out=books/ --set trainer.window=64"
      " --set encoder.layers=1 --set encoder.hidden=64 --set encoder.feed_forward=64 --set encoder.heads=2" + STEPS),
