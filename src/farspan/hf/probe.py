@@ -1,7 +1,6 @@
 """Properties of attention layers, found by running a few tokens; and their weights while a text is read."""
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +24,8 @@ PROBE_SHIFT = 500  # positions
 
 # Relative differences of equal computations are up to 0.039 in bfloat16 and 0.0046 in float16, in Gemma 3 270M.
 TOLERANCES, TOLERANCE = {torch.float32: 5e-3, torch.float16: 0.02}, 0.1  # the second is that of other dtypes
+
+Seen = dict[int, list[tuple[Tensor, Tensor]]]  # queries and keys of each time that a layer attends
 
 
 def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool = False) -> list[Layer]:
@@ -55,41 +56,22 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool =
         if rotary:
             _check_positions(model, name)
         return plain
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
-    calls = Counter[int]()  # by layer
 
-    def watching(call: Call) -> Tensor:
-        seen[call.layer.index] = call.query.flatten(1, 2), call.key
-        calls[call.layer.index] += 1
-        return dense(call)
-
-    ids = _probe_ids(model)
-
-    def watched(start: int) -> dict[int, tuple[Tensor, Tensor]]:
-        seen.clear()
-        around = f"{refusal}: its attention does not go through transformers' interface"
-        with replaced_attention(model, watching, plain, name=name, padding=True):
-            try:
-                given, _ = plain_hidden(model, ids, start)
-            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # a mask that it needs is missing
-                if is_out_of_memory(error):
-                    raise
-                raise ValueError(around) from error
-        if len(seen) < len(windows) or not windows:
-            raise ValueError(around)
+    def watched(start: int) -> Seen:
+        given, seen = _watched(model, plain, start, name=name)
         if not close(given, expected):
             raise ValueError(more_than_keys(name, family))
-        return dict(seen)
+        return seen
 
     with torch.no_grad():
-        expected, _ = plain_hidden(model, ids)
+        expected, _ = plain_hidden(model, _probe_ids(model))
         if not expected.isfinite().all():
             raise ValueError(
                 f"{name} cannot be used with this {family}: its hidden states are not finite (NaN or infinite). Its "
                 "weights are damaged, or its dtype is too small: download it again, or use --dtype float32"
             )
         here = watched(0)
-        if once and max(calls.values()) > 1:
+        if once and max(map(len, here.values())) > 1:
             raise ValueError(f"{refusal}: its weights are differences of several softmaxes over keys")
         if not rotary:
             return plain
@@ -97,7 +79,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool =
         there = watched(PROBE_SHIFT)
     known = [values for _, values in rope_frequencies(decoder_of(model))]
     return [
-        Layer(index, _frequencies(here[index], there[index], known, refusal), window)
+        Layer(index, _frequencies(here[index][-1], there[index][-1], known, refusal), window)
         for index, window in enumerate(windows)
     ]
 
@@ -109,24 +91,39 @@ def rotates_only_near(model: Any, *, name: str) -> bool:
     far = [index for index, window in enumerate(windows) if window is None]
     if others or len(far) in (0, len(windows)) or input_device(model).type == "meta":
         return False
-    keys: list[dict[int, Tensor]] = []
+    plain = [Layer(index, None, window) for index, window in enumerate(windows)]
+    try:
+        with torch.no_grad():
+            here, there = (_watched(model, plain, start, name=name)[1] for start in (0, PROBE_SHIFT))
+    except ValueError:
+        return False
+    return all(close(there[index][-1][1], here[index][-1][1]) for index in far)
+
+
+def _watched(model: Any, layers: list[Layer], start: int, *, name: str) -> tuple[Tensor, Seen]:
+    """Run a few tokens at positions from `start` on, and return the hidden states, and queries and keys by layer.
+
+    Raises:
+        ValueError: a layer's attention does not go through transformers' interface.
+    """
+    refusal = f"{name} cannot be used with {type(model).__name__}"
+    around = f"{refusal}: its attention does not go through transformers' interface"
+    seen: Seen = {}
 
     def watching(call: Call) -> Tensor:
-        keys[-1][call.layer.index] = call.key
+        seen.setdefault(call.layer.index, []).append((call.query.flatten(1, 2), call.key))
         return dense(call)
 
-    plain = [Layer(index, None, window) for index, window in enumerate(windows)]
-    with torch.no_grad(), replaced_attention(model, watching, plain, name=name, padding=True):
-        for start in (0, PROBE_SHIFT):
-            keys.append({})
-            try:
-                plain_hidden(model, _probe_ids(model), start)
-            except (TypeError, AttributeError, LookupError, RuntimeError, ValueError) as error:
-                if is_out_of_memory(error):
-                    raise
-                return False
-    here, there = keys
-    return here.keys() >= set(far) and all(close(there[index], here[index]) for index in far)
+    with replaced_attention(model, watching, layers, name=name, padding=True):
+        try:
+            given, _ = plain_hidden(model, _probe_ids(model), start)
+        except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # a mask that it needs is missing
+            if is_out_of_memory(error):
+                raise
+            raise ValueError(around) from error
+    if len(seen) < len(layers) or not layers:
+        raise ValueError(around)
+    return given, seen
 
 
 def _probe_ids(model: Any) -> Tensor:
