@@ -45,7 +45,6 @@ from common import Interval, end, interval, parser_of, table
 from real_models import enter_data, fetched
 from real_tables import MISSING, NUMBERS, PLAIN
 from scipy.stats import t as student
-from scipy.stats import ttest_ind
 from smt_extend import mean_over_seeds, said, times
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaAttention
@@ -526,18 +525,16 @@ def nested(size: Size) -> str:
 def apart(size: Size, part: str = "nested") -> str:
     """Return how much more the recipes copy beyond guessing than untrained methods that read other windows of the text:
     Welch's intervals over texts."""
-    lines = {}
+    lines: dict[str, dict[int, str]] = {}
     for name in known(size, part):
         for other in untrained_in(size, part):
-            both = [curve_of(size, one, part) for one in (name, other)]
-            lengths = sorted(set(both[0].lengths.tolist()) & set(both[1].lengths.tolist()))
-            gaps = [(one.copy - one.control)[:, np.isin(one.lengths, lengths)] for one in both]
-            found = ttest_ind(*gaps, equal_var=False).confidence_interval()
-            more = gaps[0].mean(0) - gaps[1].mean(0)
-            ends = zip(more.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
-            lines[f"`{name}`, more than `{other}`"] = dict(
-                zip(lengths, (real_tables.signed(*three) for three in ends), strict=True)
-            )
+            curves = [curve_of(size, one, part) for one in (other, name)]
+            before, after = (dict(zip(one.lengths.tolist(), (one.copy - one.control).T, strict=True)) for one in curves)
+            line = lines.setdefault(f"`{name}`, more than `{other}`", {})
+            for length in before.keys() & after.keys():
+                more, error, freedom = stats.welch_error(before[length], after[length])
+                half = float(student.ppf(0.975, freedom)) * error
+                line[length] = real_tables.signed(more, more - half, more + half)
     return real_tables.by_length("copied beyond guessing", lines)
 
 

@@ -39,9 +39,8 @@ SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 def model_of(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, config in (LATENTS | OTHERS).items():
         monkeypatch.setitem(CONFIGS, name, config)
-    return tiny_model(family, attn_implementation="eager", **changes).requires_grad_(
-        False
-    )  # torch counts every product
+    model = tiny_model(family, attn_implementation="eager", **changes)  # of which torch counts every product
+    return model.requires_grad_(False)
 
 
 def counted(model: Any, length: int) -> int:
