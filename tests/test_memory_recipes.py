@@ -52,6 +52,10 @@ def test_a_recipe_passes_by_whole_intervals_alone() -> None:
     assert memory_recipes.passes(good)
     for name, worse in {longer: (6.0, 3.9, 8.0), than_yarn: (2.0, 1.4, 2.6), lost: (0.01, 0.0, 0.021)}.items():
         assert not memory_recipes.passes(good | {name: worse})
+        assert memory_recipes.verdict(good | {name: worse}) == "not shown"
+    assert memory_recipes.verdict(good) == "met"
+    for name, missed in {longer: (3.0, 2.0, 3.9), than_yarn: (1.2, 1.0, 1.4), lost: (0.04, 0.021, 0.06)}.items():
+        assert memory_recipes.verdict(good | {name: missed}) == "missed"
     losses = ((0.01, 0.0, 0.02), (0.01, 0.0, 0.021), (0.04, 0.021, 0.06))
     assert [memory_recipes.within(one) for one in losses] == ["yes", "undecided", "no"]
 
