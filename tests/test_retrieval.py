@@ -18,6 +18,7 @@ import torch
 from test_cli import farspan, last_line, refused
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from farspan import Row, measure
 from farspan.text import checksums, encoders, retrieval
 from farspan.text.retrieval import Index, bm25, build, open_index
 
@@ -242,6 +243,19 @@ def test_an_index_without_the_record_of_its_encoder_is_opened(
     encoder(seed=1)
     index = build(text, tmp_path / "index", kind="dense", words=20, encoder=str(tmp_path / "encoder"))
     assert index.hash == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_a_run_is_not_continued_with_an_encoder_that_has_changed(
+    text: str, tmp_path: Path, encoder: Callable[..., str]
+) -> None:
+    def measured(seed: int) -> list[Row]:
+        how = f"replug:weights=dense,piece=32,tail=8,encoder={encoder(seed=seed)}"
+        task = "perplexity:target_tokens=16"
+        return measure(["demo"], [how], [task], text=text, lengths=(64,), repeats=1, out=tmp_path / "run")
+
+    assert measured(0) == measured(0)
+    with pytest.raises(ValueError, match=r"model\.safetensors has changed since this run measured replug"):
+        measured(1)
 
 
 def test_an_encoder_is_loaded_again_when_its_files_change(encoder: Callable[..., str]) -> None:

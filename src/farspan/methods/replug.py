@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -38,7 +39,7 @@ from farspan.reader import (
     in_one_call,
 )
 from farspan.specs import check_settings, choice, limited
-from farspan.text import retrieval
+from farspan.text import encoders, retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
 QUERY = 256  # tokens after the passages to compare them with
@@ -64,6 +65,10 @@ class Replug(Method):
                 f"encoder={self.encoder} has no effect on replug weights={self.weights}: use weights=dense, or leave "
                 "encoder out"
             )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return encoders.files_of(self.encoder) if self.weights == "dense" else ()
 
     def kept(self, num_tokens: int) -> int:
         return sum(self.passes(num_tokens))

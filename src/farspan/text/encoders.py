@@ -24,7 +24,13 @@ def encoder_named(name: str) -> Any:
     Raises:
         ValueError: the extra `retrieval` is not installed, or there is no such encoder.
     """
-    return _loaded(name, _files(expanded(name)))
+    statuses = ((file, file.stat()) for file in files_of(name))
+    return _loaded(name, tuple((file, status.st_size, status.st_mtime_ns) for file, status in statuses))
+
+
+def files_of(name: str) -> tuple[Path, ...]:
+    """Return the files of an encoder in a folder; () for one of the hub."""
+    return tuple(sorted(path for path in expanded(name).rglob("*") if path.is_file()))
 
 
 def record_of(encoder: Any) -> dict[str, Any]:
@@ -62,7 +68,7 @@ def _pooling(part: Any) -> str:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str, files: tuple[tuple[str, int, int], ...]) -> Any:
+def _loaded(name: str, files: tuple[tuple[Path, int, int], ...]) -> Any:
     from farspan.hf.device import is_out_of_memory
 
     try:
@@ -75,9 +81,3 @@ def _loaded(name: str, files: tuple[tuple[str, int, int], ...]) -> Any:
             f"encoder {name!r} is neither a folder nor a model that can be loaded: {why}"
             + (" HF_HUB_OFFLINE is set: unset it to download." if is_offline_mode() else "")
         ) from error
-
-
-def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return path, bytes and modification time (ns) of the files of a folder; () if there is none."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-    return tuple((str(path), status.st_size, status.st_mtime_ns) for path in files for status in [path.stat()])
