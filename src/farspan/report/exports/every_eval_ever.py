@@ -52,7 +52,9 @@ def record(source: Source, model: str, numbers: Sequence[Number]) -> dict[str, A
                     "tokenizer")
         if about.get(key) is not None
     }  # fmt: skip
-    deployment = "unknown" if model.startswith(("http://", "https://")) else "self_deployed"
+    is_served = model.startswith(("http://", "https://"))
+    engine = {"name": "transformers", "version": str(packages.get("transformers", "unknown"))}
+    deployment = "unknown" if is_served else "self_deployed"
     found: dict[str, Any] = {
         "schema_version": SCHEMA,
         "evaluation_id": f"{COLLECTION}/{model}/{stamp}",
@@ -68,7 +70,7 @@ def record(source: Source, model: str, numbers: Sequence[Number]) -> dict[str, A
         "model_info": {
             "name": model,
             "id": model,
-            "inference_engine": {"name": "transformers", "version": str(packages.get("transformers", "unknown"))},
+            **({} if is_served else {"inference_engine": engine}),  # a server does not say which it runs
             "additional_details": details | {"deployment_type": deployment, "model_availability": "unknown"},
         },
         "evaluation_results": [_result(number) for number in numbers],
