@@ -196,7 +196,7 @@ def memory(model: str) -> str:
                     found[part, other.method, which.name] = which
     corrected = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     lines = []
-    for how in every["shuffled"]:
+    for how in dict.fromkeys(how for by_method in every.values() for how in by_method):
         line = [f"`{how}`"]
         for part, by_method in every.items():
             for name in NUMBERS:
@@ -493,6 +493,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "memory": memory,
     "costs": lambda model: costs(priced(model), _method),
     "costs-gpu": lambda model: costs(real_tables.quality(model, "cost-gpu"), _method),
+    "costs-gpu-far": lambda model: costs(real_tables.quality(model, "cost-gpu-far"), _method),
     "best": best,
     "correlations": correlations,
     "predictors": predictors,

@@ -12,11 +12,11 @@ a recipe trains on the first four fifths of the books, and perplexity, methods a
 
 --record keeps the rows of all parts below --out in benchmarks/real_models/; --write makes the tables and pictures of
 docs/real_models.md of these rows, and of two parts more: `recipes` are rows of `methods --repeats 4` of the model and
-of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has `cost-gpu`, likewise, and
-`longppl-beside`, `longppl` of other methods on other texts. --check judges the claims of docs/real_models.md.
---quick measures the parts on the embedded model in about a minute of one core: two examples, lengths and methods of
-each part, every method in `far`. It leaves out `qmsum`, `far-shuffled`, the parts of CEPE models, and without --data
-those that need it.
+of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has `cost-gpu` and `cost-gpu-far`,
+likewise, and `longppl-beside`, `longppl` of other methods on other texts. --check judges the claims of
+docs/real_models.md. --quick measures the parts on the embedded model in about a minute of one core: two examples,
+lengths and methods of each part, every method in `far-shuffled`. It leaves out `qmsum`, the parts of CEPE models, and
+without --data those that need it.
 """
 
 import argparse
@@ -101,7 +101,7 @@ class Part:
         sizes["window"] = trained - 4
         lengths = self.lengths or tuple(int(share * trained) for share in self.shares)
         methods = [how.format(**sizes) for how in self.methods]
-        if quick:  # every method in `far`, two in the other parts; the least of what has a unit of its own
+        if quick:  # every method in `far-shuffled`, two in the other parts; the least of what has a unit of its own
             methods = methods if len(lengths) == 1 else methods[:2]
             few = lengths[: 1 if "icl" in self.task else 2]
             lengths = few if self.lengths else lengths[:: max(1, len(lengths) - 1)]
@@ -132,10 +132,8 @@ PARTS = {
     "attention": Part("attention:map_bins=32", (1 / 8, 1 / 4, 1 / 2, 1)),
     "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), 8, text="books-scored", methods=METHODS),
     "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), 8, text="shuffled:books-scored", methods=METHODS),
-    "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
-    "methods-perplexity": Part("perplexity:targets=fixed", (1 / 4, 1), text="books-scored", methods=METHODS),
+    "methods-natural": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2, 4), 8, text="books-scored", methods=METHODS),
     "methods-needle": Part("needle:kind=single", (1, 2, 4), 8, text="books-scored", methods=METHODS),
-    "far": Part(PROBE, (4,), 8, text="books-scored", methods=METHODS),
     "far-shuffled": Part(PROBE, (4,), 8, text="shuffled:books-scored", methods=METHODS),
     "longppl": Part("longppl:keys=own,target_tokens={half}", (1, 2, 4), 8, text="books-scored", methods=METHODS),
     "rope": Part(
@@ -341,10 +339,10 @@ def first(folder: Path, out: Path) -> None:
 
 
 def quickly(data: Path) -> None:
-    """Measure parts on the embedded model: not `qmsum`, whose answers are longer than its window, `far-shuffled`, which
-    is like `far`, those that need an encoder, nor those that need data where there is none."""
+    """Measure parts on the embedded model: not `qmsum`, whose answers are longer than its window, those that need an
+    encoder, nor those that need data where there is none."""
     given = data if data.is_dir() else None
-    parts = {part: one for part, one in PARTS.items() if part not in ("qmsum", "far-shuffled") and not one.encoder}
+    parts = {part: one for part, one in PARTS.items() if part != "qmsum" and not one.encoder}
     chosen = [part for part, one in parts.items() if given is not None or "data=" not in one.task]
     if given is None:
         print(f"left out, since there is no folder {data} (--data): {', '.join(sorted(parts.keys() - chosen))}")
