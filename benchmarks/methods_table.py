@@ -603,6 +603,12 @@ def claims() -> dict[str, bool]:
         "SmolLM2, four windows: needles follow the share of key tokens, and are not shown to follow perplexity": (
             correlation(real, NATS, SHARE, 32768)[1] > 0 > correlation(real, NATS, NAMES["perplexity"], 32768)[1]
         ),
+        "SmolLM2, two and four windows: needles follow memory of natural text": all(
+            correlation(real, "memory, natural text", NATS, length)[1] > 0.5 for length in (16384, 32768)
+        ),
+        "SmolLM2, two windows: more closely than perplexity": (
+            against_perplexity(real, NATS, "memory, natural text", 16384)[1] > 0
+        ),
         "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
             against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0
         ),
