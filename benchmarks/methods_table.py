@@ -47,6 +47,7 @@ MODELS = {"demo": "the embedded model"} | real_tables.MODELS
 IN_REAL_MODELS = {  # parts, by ours
     "natural": "methods-natural",
     "shuffled": "methods",
+    "far": "far-shuffled",
     "longppl": "longppl",
     "beside": "longppl-beside",
     "needle": "methods-needle",
@@ -384,7 +385,7 @@ def _best(model: str, part: str) -> Iterator[Best]:
 def measures(model: str, length: int) -> dict[str, dict[str, float]]:
     """Return each measure by method at one length, larger is better."""
     found: dict[str, dict[str, float]] = {}
-    for part, text in TEXTS.items():
+    for part, text in (*TEXTS.items(), ("far", TEXTS["shuffled"])):
         for how, one in curves(model, part).items():
             for point in one.points():
                 if point["length"] == length and "memory_index" in point:
