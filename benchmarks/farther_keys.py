@@ -228,7 +228,7 @@ def places(lines: Sequence[Line]) -> str:
 
 def gains(lines: Sequence[Line]) -> str:
     """Return how much more is copied where farther keys are hidden, and by a model than by the first: text by text,
-    with intervals over the texts of models that read as many as the first."""
+    with intervals over the texts, of models that read as many as the first."""
     of, *others = dict.fromkeys(line["of"] for line in lines)
 
     def copied(name: str, what: str = SEEN[0]) -> np.ndarray:
@@ -237,8 +237,9 @@ def gains(lines: Sequence[Line]) -> str:
         return np.array(each)
 
     own = copied(of)
-    found = {f"{of}, {SEEN[2]}; more than {SEEN[0]}": copied(of, SEEN[2]) - own}
-    found |= {f"{one}; more than {of}": copied(one) - own for one in others if copied(one).shape == own.shape}
+    others = [one for one in others if copied(one).shape == own.shape]
+    found = {f"{one}, {SEEN[2]}; more than {SEEN[0]}": copied(one, SEEN[2]) - copied(one) for one in (of, *others)}
+    found |= {f"{one}; more than {of}": copied(one) - own for one in others}
     lines_of = [[name, *(signed(*over_texts(at.tolist())) for at in more)] for name, more in found.items()]
     return table(["copied", *PLACES], lines_of) if own.shape[1] > 1 else ""  # one text has no interval
 
