@@ -620,11 +620,13 @@ TABLES: dict[str, Callable[[Size], str]] = {
     "longest": partial(long, part="longest"),
     "nested": nested,
     "gains-nested": gains,
+    "gains-python": partial(gains, part="python"),
     "targets": targets,
     "halves": halves,
     "halves-long": partial(halves, parts=("long",)),
     "halves-longest": partial(halves, parts=("longest",)),
     "halves-nested": partial(halves, parts=("nested",)),
+    "halves-python": partial(halves, parts=("python",)),
     "halves-shuffled": partial(halves, parts=("shuffled",)),
 }
 
