@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from farspan import hf
 from farspan.cli import app
 from farspan.hf.parallel import check_divides
+from farspan.lm import wrap
 
 from tiny import COMMON, CONFIGS, DIFFLLAMA, EXPERTS, MLA, PLAIN, VOCABULARY, saved, some_ids, tiny_config, tiny_model
 
@@ -104,7 +105,7 @@ def test_bytes_of_keys_are_those_that_the_cache_holds(
         with torch.no_grad():
             stream.step(some_ids(1, length))
         held.append(stream.num_bytes)
-    assert hf.key_bytes_per_token(model) == (held[1] - held[0]) / 20  # without states of a fixed size
+    assert sum(hf.key_bytes_per_token(model).values()) == (held[1] - held[0]) / 20  # without states of a fixed size
 
 
 EXACT = ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe", "llama4", "hrm_text", "gemma3_vision"]
@@ -135,8 +136,18 @@ def test_weights_that_layers_share_count_in_each(monkeypatch: pytest.MonkeyPatch
 def test_layers_of_several_shapes_each_have_their_own_cost() -> None:
     model = tiny_model("gemma4")  # 4 heads: two layers of 2 key heads of 8, one of 1 key head of 16
     assert hf.heads_of(model.config) == (4, 8)
-    assert hf.key_bytes_per_token(model) == 2 * (2 * 2 * 8 + 16) * 4
+    assert hf.key_bytes_per_token(model) == {40: 2 * 2 * 2 * 8 * 4, None: 2 * 16 * 4}
     assert hf.flops(model)[1] == {40: 2 * 4 * 4 * 8, None: 4 * 4 * 16}
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gemma4", "gpt_oss"])
+def test_layers_with_a_window_hold_no_more_keys_than_it(family: str, tokenizer: Any) -> None:
+    lm = wrap(tiny_model(family), tokenizer, family)  # windows of 40 tokens
+    stream = hf.Stream(lm.model, 200)
+    with torch.no_grad():
+        for _ in range(10):
+            stream.step(some_ids(1, 20))
+    assert lm.key_bytes(180, 20) == pytest.approx(stream.num_bytes, abs=100)  # counters of the cache
 
 
 @pytest.mark.parametrize("options", [(), ("--plan",)], ids=["measured", "planned"])

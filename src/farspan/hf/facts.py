@@ -48,10 +48,13 @@ def position_limit(model: Any) -> int | None:
     return None
 
 
-def key_bytes_per_token(model: Any) -> int:
-    """Return the bytes of one token's keys and values over all layers, from the config; an upper bound with windows."""
-    config = model.config.get_text_config(decoder=True)
-    return sum(cost.held for cost in _attention_costs(config)) * int(model.dtype.itemsize)
+def key_bytes_per_token(model: Any) -> dict[int | None, int]:
+    """Return the bytes of one token's keys and values, from the config, by the window of the layers that hold them in
+    tokens (None: no window)."""
+    held: dict[int | None, int] = {}
+    for cost in _attention_costs(model.config.get_text_config(decoder=True)):
+        held[cost.window] = held.get(cost.window, 0) + cost.held * int(model.dtype.itemsize)
+    return held
 
 
 def heads_of(config: Any) -> tuple[int, int]:
