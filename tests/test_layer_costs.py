@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from farspan import hf
 from farspan.cli import app
 from farspan.hf.parallel import check_divides
+from farspan.lm import wrap
 
-from tiny import COMMON, CONFIGS, EXPERTS, MLA, PLAIN, VOCABULARY, saved, some_ids, tiny_config, tiny_model
+from tiny import COMMON, CONFIGS, DIFFLLAMA, EXPERTS, MLA, PLAIN, VOCABULARY, saved, some_ids, tiny_config, tiny_model
 
 DENSE = {"first_k_dense_replace": 2}
 INDEXER = {"index_n_heads": 3, "index_head_dim": 8, "index_topk": 256}
@@ -30,7 +31,7 @@ LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("DeepseekV32", MLA | EXPERTS | DENSE | INDEXER),
     "glm_moe_dsa": ("GlmMoeDsa", MLA | EXPERTS | DENSE | INDEXER),
     "axk2": ("AXK2", MLA | EXPERTS | DENSE | INDEXER),
-    "hy_v4": ("HYV4", MLA | EXPERTS | DENSE | INDEXER),
+    "hy_v4": ("HYV4", MLA | EXPERTS | DENSE | INDEXER | {"indexer_types": ["full", "shared"]}),
 }
 SHARED: dict[str, Any] = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
 SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -52,8 +53,17 @@ def counted(model: Any, length: int) -> int:
 JETMOE = PLAIN | {"num_key_value_heads": 2, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
 GEMMA = {"sliding_window": 512}
 FAMILIES = [("llama", {}), ("jetmoe", {}), ("gemma4", GEMMA), ("gemma4", SHARED | GEMMA), ("falcon", {}), ("mimo", {})]
-FULL = ["full_attention"] * 2
-MIMO = COMMON | EXPERTS | {"head_dim": 8, "v_head_dim": 6, "layer_types": FULL, "mlp_layer_types": ["dense"] * 2}
+FAMILIES += [(name, {}) for name in ("diffllama", "hrm_text", "inkling", "laguna", "minimax_m3")]
+MIXED = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
+MIMO = COMMON | EXPERTS | MIXED | {"head_dim": 8, "v_head_dim": 6, "mlp_layer_types": ["dense"] * 2}
+MINIMAX = COMMON | {"head_dim": 32, "rotary_dim": 32, "layer_types": ["full_attention", "minimax_m3_sparse"]}
+MINIMAX |= {"index_n_heads": 2, "index_head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
+INKLING = COMMON | EXPERTS | {"head_dim": 8, "swa_head_dim": 12, "swa_num_attention_heads": 2, "d_rel": 2}
+INKLING |= {"swa_num_key_value_heads": 1, "sliding_window_size": 512, "layer_types": ["hybrid", "hybrid_sliding"]}
+LAGUNA = COMMON | {"head_dim": 8, "num_attention_heads_per_layer": [4, 8], "num_experts": 4, "num_experts_per_tok": 2}
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 28, "patch_size": 14}
+SEEING = {"text_config": CONFIGS["gemma3"][1], "vision_config": VISION, "mm_tokens_per_image": 4}
 NEMOTRON = COMMON | EXPERTS | {"layer_types": ["mlp", "full_attention", "linear_attention", "moe"], "head_dim": 8}
 NEMOTRON |= {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1}
 GEMMA_MOE = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 32}
@@ -68,6 +78,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "aria": ("AriaText", COMMON | {"moe_num_experts": 16, "moe_topk": 2, "head_dim": 8}),
     "dbrx": ("Dbrx", DBRX),
     "zamba2": ("Zamba2", PLAIN | {"num_mem_blocks": 1, "layers_block_type": ["mamba", "hybrid"] * 2} | ZAMBA),
+    "diffllama": DIFFLLAMA, "hrm_text": ("HrmText", PLAIN | {"head_dim": 8}), "inkling": ("InklingText", INKLING),
+    "laguna": ("Laguna", LAGUNA), "minimax_m3": ("MiniMaxM3VLText", MINIMAX), "gemma3_vision": ("Gemma3", SEEING),
     "hunyuan_moe": ("HunYuanMoEV1", COMMON | {"num_experts": 16, "moe_topk": [2, 2], "head_dim": 8}),
 }  # fmt: skip
 
@@ -93,15 +105,26 @@ def test_bytes_of_keys_are_those_that_the_cache_holds(
         with torch.no_grad():
             stream.step(some_ids(1, length))
         held.append(stream.num_bytes)
-    assert hf.key_bytes_per_token(model) == (held[1] - held[0]) / 20  # without states of a fixed size
+    assert sum(hf.key_bytes_per_token(model).values()) == (held[1] - held[0]) / 20  # without states of a fixed size
 
 
-@pytest.mark.parametrize("family", ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe", "llama4"])
+EXACT = ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe", "llama4", "hrm_text", "gemma3_vision"]
+
+
+@pytest.mark.parametrize("family", EXACT)
 def test_operations_per_token_are_those_that_torch_counts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(family, {"experts_implementation": "eager"}, monkeypatch)
     per_token = (4 * counted(model, 128) - counted(model, 256)) / 256  # the share that is linear
     body, _, head = hf.flops(model)
     assert body + head == pytest.approx(per_token, rel=0.02)  # norms and routers are not exact
+
+
+def test_experts_without_weights_lower_the_share_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[dict[str, Any]] = [{"zero_expert_num": idle, "expert_ffn_hidden_size": 64} for idle in (0, 4)]
+    none, half = (model_of("longcat_flash", change, monkeypatch) for change in changes)
+    weights = sum(p.numel() for name, p in none.named_parameters() if ".experts." in name)  # of 4, 2 are used
+    fewer = hf.flops(none)[0] - hf.flops(half)[0]
+    assert fewer == pytest.approx(2 * weights * (2 / 4 - 2 / 8), rel=0.05)  # the router is larger
 
 
 def test_weights_that_layers_share_count_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +136,18 @@ def test_weights_that_layers_share_count_in_each(monkeypatch: pytest.MonkeyPatch
 def test_layers_of_several_shapes_each_have_their_own_cost() -> None:
     model = tiny_model("gemma4")  # 4 heads: two layers of 2 key heads of 8, one of 1 key head of 16
     assert hf.heads_of(model.config) == (4, 8)
-    assert hf.key_bytes_per_token(model) == 2 * (2 * 2 * 8 + 16) * 4
+    assert hf.key_bytes_per_token(model) == {40: 2 * 2 * 2 * 8 * 4, None: 2 * 16 * 4}
     assert hf.flops(model)[1] == {40: 2 * 4 * 4 * 8, None: 4 * 4 * 16}
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gemma4", "gpt_oss"])
+def test_layers_with_a_window_hold_no_more_keys_than_it(family: str, tokenizer: Any) -> None:
+    lm = wrap(tiny_model(family), tokenizer, family)  # windows of 40 tokens
+    stream = hf.Stream(lm.model, 200)
+    with torch.no_grad():
+        for _ in range(10):
+            stream.step(some_ids(1, 20))
+    assert lm.key_bytes(180, 20) == pytest.approx(stream.num_bytes, abs=100)  # counters of the cache
 
 
 @pytest.mark.parametrize("options", [(), ("--plan",)], ids=["measured", "planned"])

@@ -323,7 +323,7 @@ def test_reading_copies_each_key_a_bounded_number_of_times(lm: LM, monkeypatch: 
 
 def test_a_memory_holds_at_most_a_quarter_more_than_its_keys(lm: LM) -> None:
     memory = DenseReader(lm, chunk=10).read(some_ids(3, 400))
-    keys = 3 * 400 * hf.key_bytes_per_token(lm.model)
+    keys = 3 * 400 * lm.key_bytes_per_token
     assert keys <= memory.num_bytes <= 1.26 * keys
 
 

@@ -113,6 +113,9 @@ class ToyLM(SimpleNamespace):
     def free_bytes(self) -> int:
         return hf.free_bytes(self.device)
 
+    def key_bytes(self, num_before: int, num_tokens: int) -> int:
+        return 0
+
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         return float(num_tokens)
 
@@ -121,7 +124,6 @@ def toy_lm(position_limit: int | None = None) -> Any:
     return ToyLM(
         name="toy",
         separator=Separator((SEPARATOR,), "bos"),
-        key_bytes_per_token=0,
         num_parts=1,
         position_limit=position_limit,
         limit=f"the model has {position_limit} positions",

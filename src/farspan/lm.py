@@ -97,10 +97,22 @@ class LM:
         return hf.num_parts(self.model)
 
     @cached_property
+    def _key_bytes(self) -> dict[int | None, int]:
+        return hf.key_bytes_per_token(self.model)
+
+    @property
     def key_bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token over all layers, in this process; an upper bound for layers with a
-        window."""
-        return hf.key_bytes_per_token(self.model) // self.num_parts
+        """Bytes of the keys and values of one token over all layers, in this process."""
+        return sum(self._key_bytes.values()) // self.num_parts
+
+    def key_bytes(self, num_before: int, num_tokens: int = 0) -> int:
+        """Return the bytes of the keys and values of one row, in this process: of `num_tokens` fed in one forward after
+        `num_before` others, of which a layer with a window holds no more than it."""
+        held = (
+            each * (num_tokens + (num_before if window is None else min(num_before, window - 1)))
+            for window, each in self._key_bytes.items()
+        )
+        return sum(held) // self.num_parts
 
     @property
     def num_bytes(self) -> int:

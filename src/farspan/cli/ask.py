@@ -59,7 +59,7 @@ def ask(
         loader = loading.loader()
         console, lm = err if as_json else Terminal(), loader(model, weights=not plan)
         how, tokens = how.fitted(lm.trained_length), num_tokens(lm, texts)
-        keys = how.kept(tokens) * lm.key_bytes_per_token
+        keys = lm.key_bytes(how.kept(tokens))
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"
         say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
         err.print(say, style="dim", highlight=False)

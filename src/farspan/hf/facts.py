@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,13 @@ COMPUTED_TABLES = ("embed_positions", "pos_encoding")
 # What configs call the number of a layer's experts, and how many of these a token uses
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 USED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
-ALL_EXPERTS = ("llama4_text",)  # model types whose code computes every expert for every token
+# What configs call the number of heads of an indexer (sparse attention), and their dimension
+INDEX_HEADS, INDEX_DIMENSION = ("index_n_heads", "indexer_n_heads"), ("index_head_dim", "indexer_head_dim")
+# Model types whose code does what no field of their config shows:
+ALL_EXPERTS = ("llama4_text",)  # the code computes every expert for every token
+ATTENDING_TWICE = ("diffllama",)  # each layer attends twice, with the values of one half of the heads at a time
+DOUBLED_KEYS = ("mimo_v2_flash",)  # layers with a sliding window have twice as many key heads
+SLIDING = ("sliding_attention", "hybrid_sliding")  # kinds of layers with a sliding window
 
 
 def input_device(model: Any) -> torch.device:
@@ -41,16 +48,23 @@ def position_limit(model: Any) -> int | None:
     return None
 
 
-def key_bytes_per_token(model: Any) -> int:
-    """Return the bytes of one token's keys and values over all layers, from the config; an upper bound with windows."""
-    config = model.config.get_text_config(decoder=True)
-    return sum(cost.held for cost in _attention_costs(config)) * int(model.dtype.itemsize)
+def key_bytes_per_token(model: Any) -> dict[int | None, int]:
+    """Return the bytes of one token's keys and values, from the config, by the window of the layers that hold them in
+    tokens (None: no window)."""
+    held: dict[int | None, int] = {}
+    for cost in _attention_costs(model.config.get_text_config(decoder=True)):
+        held[cost.window] = held.get(cost.window, 0) + cost.held * int(model.dtype.itemsize)
+    return held
 
 
 def heads_of(config: Any) -> tuple[int, int]:
     """Return the number of query heads, 0 for a model without attention, and the dimension of their queries and keys;
     if it differs between layers, that of the first."""
-    config = layer_configs(config)[0]
+    return _heads(layer_configs(config)[0])
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Return `heads_of` of one layer's config."""
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
         return 0, 0
@@ -79,57 +93,102 @@ def _attention_costs(config: Any) -> list[_AttentionCost]:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """Return the config of each layer; they differ in Gemma 4, whose global layers have larger heads."""
-    if getattr(config, "is_heterogeneous", False):
-        return list(config.per_layer_config)
-    return [config] * config.num_hidden_layers
+    """Return the config of each layer, with this layer's heads. They differ in Gemma 4, whose global layers have larger
+    heads. A layer without an indexer has `index_n_heads` 0."""
+    count = config.num_hidden_layers
+    layers = list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config] * count
+    return [_with(layer, _own_fields(config, index)) for index, layer in enumerate(layers)]
+
+
+def _own_fields(config: Any, index: int) -> dict[str, int]:
+    """Return the fields of one layer that a config has under other names or only in its code."""
+    kinds, indexers, heads = (
+        getattr(config, name, None) for name in ("layer_types", "indexer_types", "num_attention_heads_per_layer")
+    )
+    kind, own = kinds[index] if kinds else None, dict[str, int]()
+    if heads:  # Laguna
+        own["num_attention_heads"] = heads[index]
+    if kind in SLIDING:
+        fields = ("num_attention_heads", "num_key_value_heads", "head_dim")
+        own |= {name: value for name in fields if (value := getattr(config, f"swa_{name}", None))}  # Inkling
+        if config.model_type in DOUBLED_KEYS:
+            own["num_key_value_heads"] = 2 * config.num_key_value_heads
+    if kind in (*SLIDING, "full_attention") or (indexers and indexers[index] == "shared"):
+        own["index_n_heads"] = 0
+    return own
+
+
+def _with(config: Any, fields: dict[str, int]) -> Any:
+    """Return a config with some fields changed; those that it lacks are left out."""
+    fields = {name: value for name, value in fields.items() if getattr(config, name, value) != value}
+    if fields:
+        config = copy(config)
+        for name, value in fields.items():
+            setattr(config, name, value)
+    return config
 
 
 def _per_pair(config: Any) -> float:
     """Return a layer's multiplications and additions per query-key pair: of its scores and sums, and of the scores of
     an indexer (sparse attention)."""
-    heads, dim = heads_of(config)
+    heads, dim = _heads(config)
     values = getattr(config, "v_head_dim", None) or dim
-    indexer = getattr(config, "index_n_heads", None) or 0
-    return 2.0 * heads * (dim + values) + (2.0 * indexer * (config.index_head_dim + 1) if indexer else 0.0)
+    times = 2.0 if config.model_type in ATTENDING_TWICE else 1.0
+    every = getattr(config, "indexer_compress_ratio", None) or 1  # an indexer of Qwen4-Exp has a key for so many tokens
+    indexer = _count(config, INDEX_HEADS) * (_count(config, INDEX_DIMENSION) + 1) / every
+    return 2.0 * heads * (dim + values) * times + 2.0 * indexer
 
 
 def _held(config: Any) -> int:
     """Return how many numbers a layer caches per token: its keys and values, of one head for multi-query attention.
-    Multi-head latent attention (MLA) caches a compressed latent, the rotated part of one key, and the key of an indexer
-    if it has one; all heads share them."""
+    Multi-head latent attention (MLA) caches a compressed latent and the rotated part of one key; all heads share them.
+    An indexer has one key of its own."""
+    index = int(_count(config, INDEX_DIMENSION)) if _count(config, INDEX_HEADS) else 0
     if rank := getattr(config, "kv_lora_rank", None):
-        return int(rank + config.qk_rope_head_dim + (getattr(config, "index_head_dim", None) or 0))
-    heads, dim = heads_of(config)
+        return int(rank + config.qk_rope_head_dim + index)
+    heads, dim = _heads(config)
     # Falcon's new architecture repeats shared keys before it caches them
     one_head = getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
     key_heads = 1 if one_head else getattr(config, "num_key_value_heads", None) or heads
-    return int(key_heads * (dim + (getattr(config, "v_head_dim", None) or dim)))
+    return int(key_heads * (dim + (getattr(config, "v_head_dim", None) or dim)) + index)
 
 
 def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
     """Return the multiplications and additions per token fed; per query-key pair, by the attention layers' window in
     tokens (None: no window); and per position at which the output head runs.
 
-    Counts all weights outside of embeddings and output head (of experts, the share that a token uses) and the
-    attention's scores and sums, but no activations.
+    Counts all weights that read text outside of embeddings and output head (of experts, the share that a token uses,
+    or would use if all were used equally) and the attention's scores and sums, but no activations.
     """
     config = model.config.get_text_config(decoder=True)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head = model.get_output_embeddings()
-    embeddings = {id(p) for module in (*tables, head) if module is not None for p in module.parameters()}
+    left_out = {id(p) for module in (*tables, head) if module is not None for p in module.parameters()}
+    read = {id(p) for p in decoder_of(model).parameters()}
+    left_out |= {id(p) for p in model.base_model.parameters()} - read  # of a vision tower
     experts = _count(config, EXPERTS)
     used = 0.0 if config.model_type in ALL_EXPERTS else _count(config, USED_EXPERTS)
-    share = used / experts if used and experts else 1.0  # that is computed for a token
+    idle = getattr(config, "zero_expert_num", None) or 0  # LongCat's experts without weights
+    active = used * experts / (experts + idle) if used and experts else 0.0  # experts computed for a token; 0: all
     body = sum(
-        p.numel() * (share if ".experts." in name or (p.ndim == 3 and len(p) == experts) else 1.0)
+        p.numel() * (_share(name, p, experts, active) if active else 1.0)
         for name, p in model.named_parameters(remove_duplicate=False)  # Zamba's layers share weights
-        if id(p) not in embeddings
+        if id(p) not in left_out
     )
+    if stack := getattr(config, "num_layers_per_stack", None):  # HRM-text runs the layers of its two stacks repeatedly
+        body *= config.num_hidden_layers / (2 * stack)
     per_pair: dict[int | None, float] = {}
     for cost in _attention_costs(config):
         per_pair[cost.window] = per_pair.get(cost.window, 0.0) + cost.per_pair
     return 2.0 * body, per_pair, 2.0 * config.hidden_size * model.get_input_embeddings().num_embeddings
+
+
+def _share(name: str, weight: Tensor, experts: float, active: float) -> float:
+    """Return the share of a weight that a token uses: of all experts in one weight (LongCat has more than `experts`,
+    some without effect), of one of them, or all of it."""
+    if weight.ndim == 3 and (".experts." in name or len(weight) == experts):
+        return active / len(weight)
+    return active / experts if ".experts." in name else 1.0
 
 
 def _count(config: Any, names: Sequence[str]) -> float:
@@ -146,7 +205,7 @@ def _windows(config: Any) -> dict[int, int | None]:
     if kinds is None:
         return dict.fromkeys(range(config.num_hidden_layers), window)
     chunk = getattr(config, "attention_chunk_size", None)
-    windows = {"sliding_attention": window, "hybrid_sliding": window, "chunked_attention": chunk}
+    windows = dict.fromkeys(SLIDING, window) | {"chunked_attention": chunk}
     others = ("linear_attention", "conv", "moe", "mlp")
     return {index: windows.get(kind) for index, kind in enumerate(kinds) if kind not in others}
 

@@ -55,9 +55,9 @@ class ServedLM(LM):
         return 1
 
     @property
-    def key_bytes_per_token(self) -> int:
-        """0: the keys are the server's."""
-        return 0
+    def _key_bytes(self) -> dict[int | None, int]:
+        """Empty: the keys are the server's."""
+        return {}
 
     @property
     def num_bytes(self) -> int:
