@@ -113,7 +113,7 @@ class ToyLM(SimpleNamespace):
     def free_bytes(self) -> int:
         return hf.free_bytes(self.device)
 
-    def key_bytes(self, num_before: int, num_tokens: int) -> int:
+    def key_bytes(self, num_tokens: int, chunk: int) -> int:
         return 0
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:

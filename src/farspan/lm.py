@@ -105,11 +105,11 @@ class LM:
         """Bytes of the keys and values of one token over all layers, in this process."""
         return sum(self._key_bytes.values()) // self.num_parts
 
-    def key_bytes(self, num_before: int, num_tokens: int = 0) -> int:
-        """Return the bytes of the keys and values of one row, in this process: of `num_tokens` fed in one forward after
-        `num_before` others, of which a layer with a window holds no more than it."""
+    def key_bytes(self, num_tokens: int, chunk: int) -> int:
+        """Return the bytes of the keys and values of one row, in this process, of `num_tokens` read in forwards of
+        `chunk` tokens: a layer with a window holds no more than it before a forward, and those of the forward."""
         held = (
-            each * (num_tokens + (num_before if window is None else min(num_before, window - 1)))
+            each * (num_tokens if window is None else min(num_tokens, window - 1 + chunk))
             for window, each in self._key_bytes.items()
         )
         return sum(held) // self.num_parts

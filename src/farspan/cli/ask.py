@@ -41,7 +41,7 @@ def ask(
 
         from farspan.ask import num_tokens, read_texts, refuse_empty
         from farspan.methods import method as parsed
-        from farspan.reader import check_sampling
+        from farspan.reader import CHUNK, check_sampling
 
         if loading.base_url is not None and question is None:
             model, question = None, model  # the only argument is the question
@@ -59,7 +59,7 @@ def ask(
         loader = loading.loader()
         console, lm = err if as_json else Terminal(), loader(model, weights=not plan)
         how, tokens = how.fitted(lm.trained_length), num_tokens(lm, texts)
-        keys = lm.key_bytes(how.kept(tokens))
+        keys = lm.key_bytes(how.kept(tokens), CHUNK)
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"
         say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
         err.print(say, style="dim", highlight=False)

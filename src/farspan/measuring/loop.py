@@ -354,7 +354,7 @@ def _within_positions(bound: Bound[Any], lm: LM, example: Example[Any], length: 
 
 def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
     """Return the bytes of the keys of this work, over its rows: those that the method keeps, and those of a chunk."""
-    return work.num_rows * lm.key_bytes(method.kept(work.num_before), min(work.num_tokens, chunk))
+    return work.num_rows * lm.key_bytes(method.kept(work.num_before) + min(work.num_tokens, chunk), chunk)
 
 
 def _cannot_fit(bound: Bound[Any], method: Method, lm: LM, example: Example[Any], free: int) -> str:
