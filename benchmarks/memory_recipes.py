@@ -685,7 +685,7 @@ def main() -> None:
         PAGE.write_text(page())
         print(*draw(), sep="\n")
     parts = ("natural", "long", "nested") if "full" in size.untrained_at["long"] else ("natural",)
-    found = {name: judged(size, name, part) for part in parts for name in known(size, part)}
+    found = {f"{name}, {part}": judged(size, name, part) for part in parts for name in known(size, part)}
     missed = [] if any(passes(one) for one in found.values()) else ["no recipe keeps all bounds"]
     end(found, missed, options.check)
 

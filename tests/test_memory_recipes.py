@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ def test_a_recipe_passes_by_whole_intervals_alone() -> None:
         assert memory_recipes.verdict(good | {name: missed}) == "missed"
     losses = ((0.01, 0.0, 0.02), (0.01, 0.0, 0.021), (0.04, 0.021, 0.06))
     assert [memory_recipes.within(one) for one in losses] == ["yes", "undecided", "no"]
+
+
+@pytest.mark.parametrize(("size", "kept"), [("demo", False), ("smollm2", True)])
+def test_the_check_judges_the_recorded_rows(size: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["memory_recipes.py", "--size", size, "--check"])
+    with nullcontext() if kept else pytest.raises(SystemExit, match="no recipe keeps all bounds"):
+        memory_recipes.main()
 
 
 def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
