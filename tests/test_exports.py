@@ -28,7 +28,7 @@ from farspan.report.curves import series
 from farspan.report.export import number as written
 from farspan.report.exports import FORMATS, export
 from farspan.report.exports.eval_results import _dataset, _notes
-from farspan.report.exports.every_eval_ever import _result, record
+from farspan.report.exports.every_eval_ever import _result
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
@@ -140,6 +140,7 @@ def test_every_eval_ever_is_valid_under_its_schema(run: Path) -> None:
     (one,) = records(run)
     assert not list(validator.iter_errors(one))
     assert one["schema_version"] == json.loads(SCHEMA.read_text())["version"]
+    assert one["model_info"]["inference_engine"]["name"] == "transformers"
     for result in one["evaluation_results"]:
         least, most = (float(result["metric_config"][end]) for end in ("min_score", "max_score"))
         assert least <= result["score_details"]["score"] <= most
@@ -158,14 +159,6 @@ def test_a_quality_that_is_no_share_is_no_proportion(name: str, unit: str, tmp_p
     assert (one.unit, one.bounds) == (unit, (None, None))
     found = _result(one)["metric_config"]
     assert (found["metric_unit"], found["min_score"], found["max_score"]) == (unit, "-Infinity", "Infinity")
-
-
-def test_no_engine_is_named_for_a_served_model(run: Path) -> None:
-    source, url = Source.of("a", run, read_header(run), read_rows(run)), "http://localhost:8000/v1#demo"
-    served = record(source, url, numbers_of(source))
-    assert not list(Draft7Validator(json.loads(SCHEMA.read_text())).iter_errors(served))
-    assert "inference_engine" not in served["model_info"]
-    assert record(source, "demo", numbers_of(source))["model_info"]["inference_engine"]["name"] == "transformers"
 
 
 def test_the_schema_can_refuse(run: Path) -> None:

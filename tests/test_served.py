@@ -14,6 +14,8 @@ import pytest
 import requests
 import torch
 from fake_servers import MODEL, Fake, serving
+from jsonschema import Draft7Validator
+from test_exports import SCHEMA
 from tokenizers import Regex, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -29,6 +31,7 @@ from farspan.reader.served import SENTENCE, ServerError, client
 from farspan.reader.served.client import Client
 from farspan.reader.served.transports import Completions
 from farspan.record import read_rows
+from farspan.report.exports import export
 from farspan.report.page import write_report
 
 from tiny import saved, tiny_model
@@ -403,6 +406,17 @@ def test_a_text_that_is_too_long_for_the_server_is_a_row(
         rows = measure([lm], tasks=["curve"], lengths=[32, 64, 80], repeats=2, text=text, out=tmp_path / "run").rows
     assert {(row.length, row.status) for row in rows} == {(32, "ok"), (64, "too_long"), (80, "too_long")}
     assert reason in next(row.reason for row in rows if row.length == 80)
+
+
+def test_an_export_names_no_engine_for_a_served_model(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
+    with serving(Fake("vLLM", own)) as url:
+        lm = served(url, tokenizer=str(folder))
+        measure([lm], tasks=["perplexity"], lengths=[64], repeats=2, text=text, out=tmp_path / "run")
+    (path,) = export(tmp_path / "run", "every-eval-ever", tmp_path / "made")
+    written = json.loads(path.read_text())
+    assert not list(Draft7Validator(json.loads(SCHEMA.read_text())).iter_errors(written))
+    assert "inference_engine" not in written["model_info"]
+    assert written["model_info"]["additional_details"]["deployment_type"] == "unknown"
 
 
 def test_of_a_special_token_nothing_is_known_unless_the_server_names_ids(

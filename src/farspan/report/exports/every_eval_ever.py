@@ -52,9 +52,9 @@ def record(source: Source, model: str, numbers: Sequence[Number]) -> dict[str, A
                     "tokenizer")
         if about.get(key) is not None
     }  # fmt: skip
-    is_served = model.startswith(("http://", "https://"))
     engine = {"name": "transformers", "version": str(packages.get("transformers", "unknown"))}
-    deployment = "unknown" if is_served else "self_deployed"
+    is_here = about.get("architecture") is not None  # else a server's, or of imported results
+    deployment = "self_deployed" if is_here else "unknown"
     found: dict[str, Any] = {
         "schema_version": SCHEMA,
         "evaluation_id": f"{COLLECTION}/{model}/{stamp}",
@@ -70,7 +70,7 @@ def record(source: Source, model: str, numbers: Sequence[Number]) -> dict[str, A
         "model_info": {
             "name": model,
             "id": model,
-            **({} if is_served else {"inference_engine": engine}),  # a server does not say which it runs
+            **({"inference_engine": engine} if is_here else {}),
             "additional_details": details | {"deployment_type": deployment, "model_availability": "unknown"},
         },
         "evaluation_results": [_result(number) for number in numbers],
