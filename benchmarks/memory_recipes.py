@@ -68,8 +68,6 @@ LAYERED = "truncated-layers-skip"  # with `unrotated`
 LEARNED = "temperature:scales={}"  # the folder of the model
 CONFIGS = kept.BENCHMARKS.parent / "configs"
 SKIP, DECOYS = "smt.draw='skip'", "smt.draw='decoys:share=0.5'"
-
-
 FROM_8_AND_16 = (  # untrained, beside the recipes from YaRN by 8 and 16
     "full",
     "rope:type=yarn,factor=4",

@@ -243,10 +243,7 @@ def nats_differences(model: str) -> str:
     pairs = [
         *((("full", 8192), ("full", 2048)), (("full", 16384), ("full", 8192)), ((sinks, 32768), ("full", 8192))),
         *((("lambda_mask:window=8192,sinks=10", 32768), ("full", 8192)), (("dca", 16384), ("full", 8192))),
-        *(
-            (("selfextend:group=8,window=2048", 16384), ("full", 8192)),
-            (("rope:type=ntk,factor=4", 16384), ("full", 8192)),
-        ),
+        (("selfextend:group=8,window=2048", 16384), ("full", 8192)),
         *((("rope:type=yarn,factor=2", n), ("full", 8192)) for n in (8192, 16384)),
         *(((yarn, n), ("full", 8192)) for n in (8192, 16384, 32768)),
         *((("SMT", n), (yarn, n)) for n in (8192, 16384, 32768)),

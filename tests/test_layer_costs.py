@@ -106,7 +106,7 @@ def test_bytes_of_keys_are_those_that_the_cache_holds(
         with torch.no_grad():
             stream.step(some_ids(1, length))
         held.append(stream.num_bytes)
-    assert sum(hf.key_bytes_per_token(model).values()) == (held[1] - held[0]) / 20  # without states of a fixed size
+    assert sum(hf.key_bytes_by_window(model).values()) == (held[1] - held[0]) / 20  # without states of a fixed size
 
 
 EXACT = ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe", "llama4", "hrm_text", "gemma3_vision"]
@@ -137,7 +137,7 @@ def test_weights_that_layers_share_count_in_each(monkeypatch: pytest.MonkeyPatch
 def test_layers_of_several_shapes_each_have_their_own_cost() -> None:
     model = tiny_model("gemma4")  # 4 heads: two layers of 2 key heads of 8, one of 1 key head of 16
     assert hf.heads_of(model.config) == (4, 8)
-    assert hf.key_bytes_per_token(model) == {40: 2 * 2 * 2 * 8 * 4, None: 2 * 16 * 4}
+    assert hf.key_bytes_by_window(model) == {40: 2 * 2 * 2 * 8 * 4, None: 2 * 16 * 4}
     assert hf.flops(model)[1] == {40: 2 * 4 * 4 * 8, None: 4 * 4 * 16}
 
 

@@ -98,7 +98,7 @@ class LM:
 
     @cached_property
     def _key_bytes(self) -> dict[int | None, int]:
-        return hf.key_bytes_per_token(self.model)
+        return hf.key_bytes_by_window(self.model)
 
     @property
     def key_bytes_per_token(self) -> int:

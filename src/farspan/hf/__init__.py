@@ -11,7 +11,7 @@ from farspan.hf.facts import (
     flops,
     heads_of,
     input_device,
-    key_bytes_per_token,
+    key_bytes_by_window,
     position_limit,
 )
 from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows

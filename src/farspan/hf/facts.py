@@ -48,7 +48,7 @@ def position_limit(model: Any) -> int | None:
     return None
 
 
-def key_bytes_per_token(model: Any) -> dict[int | None, int]:
+def key_bytes_by_window(model: Any) -> dict[int | None, int]:
     """Return the bytes of one token's keys and values, from the config, by the window of the layers that hold them in
     tokens (None: no window)."""
     held: dict[int | None, int] = {}
