@@ -535,9 +535,8 @@ def gains(size: Size, part: str = "nested") -> str:
     for name in known(size, part):
         for other in untrained_in(size, part):
             before, after = (curve_of(size, one, part) for one in (other, name))
-            more = (after.copy - after.control) - (before.copy - before.control)
-            cells = [real_tables.signed(*interval(of)) for of in more.T]
-            lines[f"`{name}`, more than `{other}`"] = dict(zip(after.lengths.tolist(), cells, strict=True))
+            more = real_tables.more_copied(before, after)
+            lines[f"`{name}`, more than `{other}`"] = {n: real_tables.signed(*gain) for n, gain in more.items()}
     return real_tables.by_length("copied beyond guessing", lines)
 
 

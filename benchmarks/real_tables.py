@@ -30,6 +30,7 @@ from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
 from farspan.stats import (
     Difference,
+    MeasuredCurve,
     MemoryLength,
     differences,
     interval,
@@ -569,11 +570,15 @@ def gains(model: str, part: str) -> dict[str, dict[int, Interval]]:
 
 
 def _gains(first: CurveMember, one: CurveMember) -> dict[int, Interval]:
+    return more_copied(first.curve, one.curve)
+
+
+def more_copied(first: MeasuredCurve, one: MeasuredCurve) -> dict[int, Interval]:
     """Return by length how much more one curve copies beyond what is guessed than the first, text by text: mean, low,
     high."""
-    more = one.curve.copy - one.curve.control - (first.curve.copy - first.curve.control)
+    more = one.copy - one.control - (first.copy - first.control)
     ends = np.stack([measured_mean(more), *interval(more)], 1)
-    return dict(zip(one.curve.lengths.tolist(), map(tuple, ends.tolist()), strict=True))
+    return dict(zip(one.lengths.tolist(), map(tuple, ends.tolist()), strict=True))
 
 
 def gaps(found: Mapping[str, Mapping[int, Interval]], what: str) -> str:
