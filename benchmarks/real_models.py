@@ -92,7 +92,6 @@ class Part:
     weights: tuple[str, ...] = ()  # dtypes, or types of GGUF that the weights are rounded to; default: `cpu_dtype`
     lengths: tuple[int, ...] | None = None  # instead of shares
     encoder: bool = False  # for CEPE models only
-    cost: bool = False  # also seconds and memory, apart from the task
 
     def arguments(self, trained: int, places: Mapping[str, str], quick: bool = False) -> dict[str, Any]:
         """Return the arguments of `measure` but for models and folder."""
@@ -111,7 +110,6 @@ class Part:
             "text": self.text.replace("books-scored", "books").replace("books", HELD_OUT) if quick else self.text,
             "lengths": lengths,
             "repeats": 2 if quick else self.repeats,
-            "cost": self.cost,
         }
 
 
@@ -145,7 +143,7 @@ PARTS = {
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
     "needle": Part("needle:kind=single", (1 / 4, 1, 2), 8, text="books-scored"),
-    "cost": Part("perplexity:targets=fixed", (1, 2, 4), 1, text="books-scored", methods=METHODS, cost=True),
+    "cost": Part("cost", (1, 2, 4), 3, text="builtin", methods=METHODS),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",
         (1 / 16, 1 / 8, 1 / 4),

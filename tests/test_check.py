@@ -372,6 +372,18 @@ def test_costs_are_worse_beyond_the_tolerance(
     assert (costs[2].name, costs[2].baseline, costs[2].now) == ("context MiB", 100, kept)
 
 
+@pytest.mark.parametrize(("seconds", "verdict"), [((1.0, 1.0, 1.0), "equal"), ((2.0, 2.1, 2.2), "worse")])
+def test_a_run_of_costs_alone_is_judged_by_them(seconds: tuple[float, ...], verdict: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    library.measure("demo", "full", "cost:new_tokens=2", lengths=64, repeats=1, out=run)
+    before, now = (
+        replace(read_run(run), rows=[replace(one, settings={"new_tokens": 2}) for one in with_costs(times, 100)])
+        for times in ((1.0, 1.0, 1.0), seconds)
+    )
+    found = compare(before, now)
+    assert (found.verdict, {one.kind for one in found.changes}, found.lacking) == (verdict, {"cost"}, [])
+
+
 def test_costs_need_not_be_measured_again(tmp_path: Path) -> None:
     run, task = tmp_path / "base", "perplexity:target_tokens=8"
     library.measure("demo", "full", task, **MEASURED, lengths=32, repeats=5, cost=True, out=run)

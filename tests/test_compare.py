@@ -23,6 +23,7 @@ from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import cells as report
+from farspan.report.figures import PRICES, cost_figure
 from farspan.report.page import write_report
 from farspan.report.sections import contents
 from farspan.report.tables import WINS, print_comparison, write_comparison
@@ -476,6 +477,30 @@ def test_cost_splits_what_is_held_from_what_is_passing(lm: LM, tmp_path: Path) -
     assert found["full", 64]["context_bytes"] < 128 * per_token  # no room that another length needs
     windowed = {length: found["sinks:window=40,sinks=4", length]["context_bytes"] for length in (64, 256)}
     assert windowed[256] <= 1.1 * windowed[64]
+
+
+def test_costs_are_measured_alone(lm: LM, tmp_path: Path) -> None:
+    methods = ["full", "topk:k=4"]
+    found = measure([lm], methods, "cost:new_tokens=3", lengths=(16, 32), repeats=4, out=tmp_path / "run")
+    assert {(row.task, row.status) for row in found.rows} == {("cost", "ok")}
+    assert len(found.rows) == 2 * 2 * 4
+    cells = report.cells(found.rows, read_header(tmp_path / "run"))
+    for cell in cells:
+        seconds = [
+            one.scores["prefill_seconds"]
+            for one in found.rows
+            if (one.method, one.length) == (cell.method, cell.length)
+        ]
+        assert cell.value == pytest.approx(np.mean(seconds))
+        assert cell.prefill_seconds == pytest.approx(np.median(seconds))
+        assert (cell.n, cell.quality) == (4, "seconds to the first token")
+    prices = {price: cost_figure(cells, price, False) is not None for price in PRICES}
+    assert prices == {"seconds": False, "rate": False, "memory": True}  # not seconds against seconds
+
+
+def test_costs_asked_for_twice_are_measured_once(lm: LM, text: str, tmp_path: Path) -> None:
+    rows = compare([lm], ["full"], tmp_path, settings(text), ("perplexity:target_tokens=8", "cost:new_tokens=2"))
+    assert [row.settings for row in rows if row.task == "cost"] == [{"new_tokens": 2}] * 2 * 4
 
 
 def test_the_peak_of_some_work_is_what_it_took_above_what_was_there() -> None:

@@ -72,6 +72,11 @@ DBRX: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "
 DBRX |= {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}}
 DBRX |= {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 16, "moe_top_k": 2}}
 ZAMBA = {"num_hidden_layers": 4, "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1}
+DEEPSEEK_V4 = COMMON | {"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 16, "o_lora_rank": 8, "o_groups": 2}
+DEEPSEEK_V4 |= {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3}
+DEEPSEEK_V4 |= {"index_n_heads": 3, "index_head_dim": 8, "index_topk": 256, "sliding_window": 512, "hc_mult": 2}
+DEEPSEEK_V4 |= {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16}}
+DEEPSEEK_V4 |= {"layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention"]}
 FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe": ("JetMoe", JETMOE), "mimo": ("MiMoV2Flash", MIMO), "nemotron_h": ("NemotronH", NEMOTRON),
@@ -81,11 +86,12 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "zamba2": ("Zamba2", PLAIN | {"num_mem_blocks": 1, "layers_block_type": ["mamba", "hybrid"] * 2} | ZAMBA),
     "diffllama": DIFFLLAMA, "hrm_text": ("HrmText", PLAIN | {"head_dim": 8}), "inkling": ("InklingText", INKLING),
     "laguna": ("Laguna", LAGUNA), "minimax_m3": ("MiniMaxM3VLText", MINIMAX), "gemma3_vision": ("Gemma3", SEEING),
+    "deepseek_v4": ("DeepseekV4", DEEPSEEK_V4),
     "hunyuan_moe": ("HunYuanMoEV1", COMMON | {"num_experts": 16, "moe_topk": [2, 2], "head_dim": 8}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "changes"), [*FAMILIES, *((name, {}) for name in LATENTS)])
+@pytest.mark.parametrize(("family", "changes"), [*FAMILIES, *((name, {}) for name in (*LATENTS, "deepseek_v4"))])
 def test_operations_per_pair_are_those_that_torch_counts(
     family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +113,17 @@ def test_bytes_of_keys_are_those_that_the_cache_holds(
             stream.step(some_ids(1, length))
         held.append(stream.num_bytes)
     assert sum(hf.key_bytes_by_window(model).values()) == (held[1] - held[0]) / 20  # without states of a fixed size
+
+
+def test_compressed_keys_count_once_for_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, held = model_of("deepseek_v4", {}, monkeypatch), []
+    for chunks in (4, 8):  # of the tokens of one compressed key, so that nothing waits for more of them
+        stream = hf.Stream(model, 16 * chunks)
+        with torch.no_grad():
+            for chunk in some_ids(1, 16 * chunks).split(16, dim=1):
+                stream.step(chunk)
+        held.append(stream.num_bytes)
+    assert sum(hf.key_bytes_by_window(model).values()) == (held[1] - held[0]) / 64
 
 
 EXACT = ["llama", "jetmoe", "gemma4_moe", "aria", "dbrx", "hunyuan_moe", "llama4", "hrm_text", "gemma3_vision"]

@@ -587,6 +587,14 @@ def test_more_curves_than_colours_are_drawn(tmp_path: Path) -> None:
     assert "<!-- model-7: half-life 1" in svg(measured, tmp_path)
 
 
+@pytest.mark.parametrize(("count", "bars"), [(4, 4), (5, 0)])
+def test_half_lives_of_many_curves_have_no_intervals_that_cover_each_other(count: int, bars: int) -> None:
+    measured = [r for i in range(count) for r in rows(repeats=2, model=f"m-{i}")]
+    marks = [line for line in curve_figure(series(measured, MODELS)).lines if line.style == "mark"]
+    assert len(marks) == count
+    assert sum(bool(np.isfinite(np.asarray(line.low, float)).all()) for line in marks) == bars
+
+
 @pytest.mark.parametrize("style", ["solid", "dashed", "dotted", "points", "mark"])
 @pytest.mark.parametrize("count", [3, 40])
 def test_lines_of_seven_members_differ_in_more_than_colour(style: Style, count: int) -> None:

@@ -132,6 +132,11 @@ def test_llama_server_computes_new_tokens_only(own: LM, folder: Path, text: str,
     assert f"<td>{share:.1%}</td>" in next(path for path in page if path.suffix == ".html").read_text()
 
 
+def test_costs_of_a_server_are_refused(own: LM, folder: Path) -> None:
+    with serving(Fake("vLLM", own)) as url, pytest.raises(ValueError, match="is read by its server, whose seconds"):
+        measure([served(url, tokenizer=str(folder))], tasks="cost", lengths=64)
+
+
 def test_cached_positions_of_vllm_are_never_read(own: LM, folder: Path, ids: torch.Tensor) -> None:
     expected = dense_reader(own).read(ids[:, :40]).score(ids[:, 40:])
     with serving(Fake("vLLM", own, forced=True)) as url:

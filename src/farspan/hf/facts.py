@@ -1,5 +1,6 @@
 """Facts about a model that measuring and training need: devices, limits, sizes, the first non-finite output."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -24,6 +25,7 @@ ALL_EXPERTS = ("llama4_text",)  # the code computes every expert for every token
 ATTENDING_TWICE = ("diffllama",)  # each layer attends twice, with the values of one half of the heads at a time
 DOUBLED_KEYS = ("mimo_v2_flash",)  # layers with a sliding window have twice as many key heads
 SLIDING = ("sliding_attention", "hybrid_sliding")  # kinds of layers with a sliding window
+WITHOUT_INDEXER = (*SLIDING, "full_attention", "heavily_compressed_attention")
 
 
 def input_device(model: Any) -> torch.device:
@@ -53,7 +55,7 @@ def key_bytes_by_window(model: Any) -> dict[int | None, int]:
     tokens (None: no window)."""
     held: dict[int | None, int] = {}
     for cost in _attention_costs(model.config.get_text_config(decoder=True)):
-        held[cost.window] = held.get(cost.window, 0) + cost.held * int(model.dtype.itemsize)
+        held[cost.window] = held.get(cost.window, 0) + math.ceil(cost.held * model.dtype.itemsize)
     return held
 
 
@@ -75,19 +77,26 @@ def _heads(config: Any) -> tuple[int, int]:
 
 
 class _AttentionCost(NamedTuple):
-    """The cost of one attention layer."""
+    """The cost of one attention layer, or of its near or its far keys."""
 
     window: int | None  # tokens, the query's own included; None: the whole text
     per_pair: float  # multiplications and additions per query-key pair
-    held: int  # numbers in the cache per token
+    held: float  # numbers in the cache per token
 
 
 def _attention_costs(config: Any) -> list[_AttentionCost]:
-    """Return the cost of each attention layer."""
+    """Return the cost of each attention layer; of two parts where it attends to near keys, and to one compressed key
+    for so many tokens of the whole text (DeepSeek V4)."""
     layers, shared = layer_configs(config), getattr(config, "num_kv_shared_layers", None) or 0
+    rates = getattr(config, "compress_rates", None) or {}  # tokens of a compressed key, by kind of layer
     costs = []
     for index, window in _windows(config).items():
-        per_pair, held = _per_pair(layers[index]), _held(layers[index])
+        per_pair, held = _per_pair(layers[index]), float(_held(layers[index]))
+        if rates and (rate := rates.get(config.layer_types[index])):
+            near = _with(layers[index], {"index_n_heads": 0})
+            keys = _held(near) / 2  # which are also the values
+            costs.append(_AttentionCost(config.sliding_window, _per_pair(near), keys))
+            per_pair, held = per_pair / rate, (held - keys) / rate
         costs.append(_AttentionCost(window, per_pair, held if index < len(layers) - shared else 0))
     return costs
 
@@ -113,7 +122,7 @@ def _own_fields(config: Any, index: int) -> dict[str, int]:
         own |= {name: value for name in fields if (value := getattr(config, f"swa_{name}", None))}  # Inkling
         if config.model_type in DOUBLED_KEYS:
             own["num_key_value_heads"] = 2 * config.num_key_value_heads
-    if kind in (*SLIDING, "full_attention") or (indexers and indexers[index] == "shared"):
+    if kind in WITHOUT_INDEXER or (indexers and indexers[index] == "shared"):
         own["index_n_heads"] = 0
     return own
 
@@ -140,7 +149,7 @@ def _per_pair(config: Any) -> float:
 
 
 def _held(config: Any) -> int:
-    """Return how many numbers a layer caches per token: its keys and values, of one head for multi-query attention.
+    """Return how many numbers a layer caches per key: its keys and values, of one head for multi-query attention.
     Multi-head latent attention (MLA) caches a compressed latent and the rotated part of one key; all heads share them.
     An indexer has one key of its own."""
     index = int(_count(config, INDEX_DIMENSION)) if _count(config, INDEX_HEADS) else 0

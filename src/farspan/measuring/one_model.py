@@ -50,7 +50,7 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
     if lm.how_asked:
         watch.notice(lm.how_asked)
     setups = what.setups(lm, watch)
-    tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
+    tasks = {one.what: one.bound.settings for one in setups if not one.beside}
     texts = about(*(text for one in setups for text in one.bound.texts))
     run.add_model(lm.identity | texts | _chat(setups, lm) | {"tasks": tasks} | lengths_of(setups, what), order)
     for one in setups:
@@ -105,7 +105,7 @@ def measure_setups(
     for one, some in cells:
         if part is not None and not some:
             continue
-        if one.what != BoundCost.task:
+        if not isinstance(one.bound, BoundCost):  # which reads random tokens alone
             watch.notice(f"{one.what}, separator: {lm.separator.kind} {list(one.bound.separator(lm))}")
         if what.compared:
             one, reasons = possible_lengths(lm, one, what.seed)
@@ -156,7 +156,7 @@ def lengths_of(setups: Sequence[Setup], what: Grid) -> dict[str, dict[str, list[
     lengths are given."""
     if isinstance(what.lengths, tuple):
         return {}
-    mine = [one for one in setups if one.what != BoundCost.task]
+    mine = [one for one in setups if not one.beside]
     return {
         LENGTHS: {one.what: list(one.lengths or (one.longest,)) for one in mine},
         SAMPLED: {one.what: list(one.sampled_to) for one in mine if one.sampled_to},

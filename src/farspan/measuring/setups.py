@@ -40,6 +40,7 @@ class Setup:
     sampled: tuple[int, ...] | None = None
     batch: int | None = None  # as of `Grid`
     chunk: int | None = None
+    beside: bool = False  # costs that are measured in addition to the tasks
 
     def sizes(self, lm: LM) -> dict[str, Any]:
         """Return the repeats that are read together, and the tokens of one forward; None: what fits."""
@@ -141,12 +142,13 @@ class Grid:
                 raise ValueError(
                     f"{a.what} and {b.what} measure the same rows of the task {a.bound.task}: measure them in two runs"
                 )
-        if self.cost and lm.own_reader() is None:  # the rows of a served model count its requests and tokens
+        asked = any(one.bound.task == BoundCost.task for one in setups)
+        if self.cost and not asked and lm.own_reader() is None:  # rows of a served model count its requests and tokens
             # the contexts of the tasks that count tokens
             contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
                         for n in one.lengths or ()}  # fmt: skip
             lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
-            setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS))
+            setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS, beside=True))
         return [replace(one, batch=self.batch, chunk=self.chunk) for one in setups]
 
     @property

@@ -25,6 +25,7 @@ from scipy.special import ndtri, stdtrit
 from farspan.record import Row
 from farspan.report.cells import by_example, in_nats, independent
 from farspan.report.curves import CurveMember, spoken
+from farspan.report.header import COST
 from farspan.report.kinds import MEMBERS
 from farspan.report.notices import apart, machines_apart, same_weights
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
@@ -95,12 +96,14 @@ class Comparison:
     changes: list[Change]
     remarks: list[str] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)  # numbers of the baseline that have none to compare with
+    only_costs: bool = False  # the baseline measured nothing else
 
     @property
     def verdict(self) -> Verdict:
         """`worse` if any change is; else `undecided` if one of memory or quality is or has nothing to compare with,
-        since costs are seldom decided; else `better` if any is; else `equal`."""
-        found = {one.verdict for one in self.changes if one.kind != "cost" or one.verdict == "worse"}
+        since costs are seldom decided; else `better` if any is; else `equal`. Of a run of costs alone all count."""
+        counted = [one for one in self.changes if self.only_costs or one.kind != "cost" or one.verdict == "worse"]
+        found = {one.verdict for one in counted}
         found |= {"undecided"} if self.lacking or not found else set()
         order: tuple[Verdict, ...] = ("worse", "undecided", "better", "equal")
         return next(one for one in order if one in found)
@@ -121,10 +124,13 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     found: list[Change] = []
     remarks, lacking = same_weights((baseline, now)), list[str]()
     theirs = {(group.spec, one.method): one for group in grouped([now], MEMBERS) for one in group.members if one.rows}
-    for group in grouped([baseline], MEMBERS):
+    groups = grouped([baseline], MEMBERS)
+    for group in groups:
         for one in (one for one in group.members if one.rows):
             if (other := theirs.pop((group.spec, one.method), None)) is None:
                 lacking.append(f"{group.spec} {one.method} is not compared: the model has no rows")
+            elif group.task == COST:  # compared below
+                continue
             elif _is_curve(one) and _is_curve(other):
                 found += _memory(one, other, group, tolerances["memory"], remarks, lacking)
             else:
@@ -149,6 +155,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
         [replace(one, p_holm=p, verdict=_verdict(one, p)) for one, p in zip(found, corrected, strict=True)],
         remarks,
         lacking,
+        all(group.task == COST for group in groups),
     )
 
 

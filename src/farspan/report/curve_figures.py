@@ -15,12 +15,13 @@ from farspan.report.figures import depth_map, depth_names
 BACKGROUNDS = ("#d9efd9", "#fdf3d0", "#eeeeee")  # of fine memory, coarse memory and amnesia
 LENGTH = "length of the text to be copied (tokens)"
 ACCURACY = "accuracy (share of tokens predicted)"
+MOST_BARS = 4  # intervals of half-lives in one figure: more cover each other, and the legend has them
 
 
 def curve_figure(curves: Sequence[CurveMember], title: str = "", indices: Iterable[int] | None = None) -> Figure:
-    """Return accuracy over length: copy solid, control dashed, half-lives as marks, the trained context as a line. A
-    single curve has fine memory, coarse memory and amnesia as background; amnesia only if coarse memory ends within
-    the lengths measured.
+    """Return accuracy over length: copy solid, control dashed, half-lives as marks (of up to MOST_BARS curves with
+    their intervals), the trained context as a line. A single curve has fine memory, coarse memory and amnesia as
+    background; amnesia only if coarse memory ends within the lengths measured.
 
     Args:
         indices: that give the curves their colours; default 0, 1, …
@@ -33,7 +34,7 @@ def curve_figure(curves: Sequence[CurveMember], title: str = "", indices: Iterab
         points = _measured(one)
         legend = f"{prefix}half-life {one.summary.half_life}" if one.summary else one.name
         lines += _halves(index, prefix, legend, "length", points, [_text(one, point) for point in points])
-        marks += _half_life(index, prefix, one)
+        marks += _half_life(index, prefix, one, has_bar=len(curves) <= MOST_BARS)
         if failures := one.curve.failures:
             partly = frozenset(point["length"] for point in points)
             missing = [length for length in one.curve.lengths.tolist() if length not in partly]
@@ -70,12 +71,13 @@ def _halves(
         yield Line.of(f"{prefix}{half}", points, x, half, index, texts, **look)
 
 
-def _half_life(index: int, prefix: str, one: CurveMember) -> list[Line]:
+def _half_life(index: int, prefix: str, one: CurveMember, has_bar: bool) -> list[Line]:
     half = one.summary.half_life if one.summary else None
     if half is None or half.value == 0 or half.censored:
         return []
     height = float(np.interp(half.value, one.measured.lengths, stats.measured_mean(one.measured.copy)))
-    x, low, high = (np.array([end], float) for end in (half.value, half.low, half.high))
+    ends = (half.low, half.high) if has_bar else (None, None)
+    x, low, high = (np.array([end], float) for end in (half.value, *ends))
     texts = [[one.name, f"half-life {half} tokens"]]
     legend = "" if prefix else None
     return [Line(f"{prefix}half-life {half}", x, [height], index, low, high, texts, "half-life", "mark", legend=legend)]

@@ -150,13 +150,15 @@ def cost_of(cell: Cell, price: str) -> float | None:
 
 def cost_figure(found: Sequence[Cell], price: str, higher_is_better: bool | None) -> Figure | None:
     """Return quality against one of PRICES, a point with its interval for each cell at the longest length that most
-    members share, and their Pareto front; None if no cell has that cost.
+    members share, and their Pareto front; None if no cell has that cost, or the quality itself is a time as it is.
 
     Args:
         found: cells of one task.
         higher_is_better: of the quality; None: neither is, so there is no front.
     """
     chosen = at_longest_shared(found)
+    if chosen and chosen[0].quality == PRICES["seconds"] and price != "memory":
+        return None
     order = [cells[0].whose for cells in by_member(found)]
     lines = []
     for cell in chosen:

@@ -28,6 +28,7 @@ TASKS: "Kinds[Task]" = Kinds(
         "own": "Own",
         "passkey": "Passkey",
         "needle": "Needle",
+        "cost": "Cost",
     },
 )
 

@@ -19,19 +19,46 @@ import numpy as np
 import torch
 
 from farspan.hf.device import peak_above, wait
+from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Result, Work
+from farspan.specs import limited
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 
-NEW_TOKENS = 32
 WARM_UP = 64  # tokens
 
 
 @dataclass(frozen=True)
-class BoundCost(Bound[np.ndarray]):
-    """Seconds and bytes by the length of the context."""
+class Cost(Task):
+    """Seconds and bytes of reading a context and of generating after it."""
 
-    new_tokens: int = NEW_TOKENS  # generated after the context; at least 2
+    new_tokens: int = limited(32, 2)  # generated after the context
+
+    name: ClassVar[str] = "cost"
+    reads_text: ClassVar[bool] = False
+    quality: ClassVar[Quality] = Quality("prefill_seconds", "seconds to the first token", higher_is_better=False)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return a quarter of the smallest trained length, but at least 256, and its doublings to twice the largest."""
+        return doubled_lengths(max(256, min(trained) // 4), trained)
+
+    def on(self, lm: LM, text: str) -> "BoundCost":
+        """Bind the task; it reads no text.
+
+        Raises:
+            ValueError: the model is served.
+        """
+        if lm.own_reader() is not None:
+            raise ValueError(
+                f"cost: {lm.name} is read by its server, whose seconds and memory cannot be measured from here: leave "
+                "it out. The rows of other tasks count its requests and tokens"
+            )
+        return BoundCost(**vars(self))
+
+
+@dataclass(frozen=True)
+class BoundCost(Cost, Bound[np.ndarray]):
+    """Seconds and bytes by the length of the context."""
 
     task: ClassVar[str] = "cost"
     version: ClassVar[int] = 1
