@@ -87,8 +87,8 @@ ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--in
 ONLY_LOCAL = ("--attention", "--device", "--device-map", "--dtype", "--revision", "--gguf", "--allow-pickle")
 
 KNOWN = checked(_known_place)
-LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
-IF_NEEDED = f"{LOCAL.removesuffix('.')}, or address of a server (http://...). Not needed with --base-url."
+LOCAL = "Causal model: folder, GGUF file, hub id or demo."
+IF_NEEDED = "Causal model: folder, GGUF file, hub id, demo, or address of a server. Not needed with --base-url."
 LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=KNOWN)]
 LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=KNOWN)]
 Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=KNOWN)]
@@ -97,7 +97,7 @@ Methods = Annotated[
     list[str] | None, of_method("Method of reading, such as sinks:window=508; default full. Repeatable.")
 ]
 OneMethod = Annotated[str, of_method("Method of reading, such as sinks:window=508.")]
-Text = Annotated[str, of_text("Text: FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
+Text = Annotated[str, of_text("Text to read: FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
 TargetTexts = Annotated[
     list[str] | None,
     of_text("Text to copy, or shuffled: the tokens of --text in random order; default: --text. Repeatable."),
@@ -323,7 +323,7 @@ class Running:
         str | None,
         option(
             RUN,
-            "Measure on the Ray cluster at HOST:PORT; local: on this machine's devices; no value: on its cluster.",
+            "HOST:PORT of a Ray cluster to measure on; local: this machine's devices; no value: this machine's cluster.",
             metavar="[ADDRESS]",
         ),
     ] = None
