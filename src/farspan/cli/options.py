@@ -97,7 +97,7 @@ Methods = Annotated[
     list[str] | None, of_method("Method of reading, such as sinks:window=508; default full. Repeatable.")
 ]
 OneMethod = Annotated[str, of_method("Method of reading, such as sinks:window=508.")]
-Text = Annotated[str, of_text("Text to read: FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
+Text = Annotated[str, of_text("Text: FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
 TargetTexts = Annotated[
     list[str] | None,
     of_text("Text to copy, or shuffled: the tokens of --text in random order; default: --text. Repeatable."),
@@ -323,7 +323,7 @@ class Running:
         str | None,
         option(
             RUN,
-            "HOST:PORT of a Ray cluster to measure on; local: this machine's devices; no value: this machine's cluster.",
+            "HOST:PORT of a Ray cluster to use; local: this machine's devices; no value: this machine's cluster.",
             metavar="[ADDRESS]",
         ),
     ] = None
