@@ -66,7 +66,7 @@ def curve(
     loading: Loading,
     running: Running,
 ) -> None:
-    """Measure the forgetting curve: how long a text a model can copy from memory, with memory lengths and a picture.
+    """Measure the forgetting curve: how well a model copies longer and longer texts. Draw it, print memory lengths.
 
     With --lengths auto, lengths are added where the curve needs them.
     """

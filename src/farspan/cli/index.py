@@ -13,7 +13,7 @@ LESS_MEMORY = "a smaller --encoder, or --kind bm25"
 
 
 def index(
-    text: Annotated[str, option(TEXTS, "FILE, FOLDER, org/name or builtin: the documents.", metavar="TEXT")],
+    text: Annotated[str, option(TEXTS, "Documents: FILE, FOLDER, org/name or builtin.", metavar="TEXT")],
     out: Annotated[
         Path, option(RUN, "Folder of the index; an index of the same documents and settings is kept.", metavar="FOLDER")
     ],

@@ -87,8 +87,8 @@ ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--in
 ONLY_LOCAL = ("--attention", "--device", "--device-map", "--dtype", "--revision", "--gguf", "--allow-pickle")
 
 KNOWN = checked(_known_place)
-LOCAL = "Folder, GGUF file or hub id of a causal model, or demo."
-IF_NEEDED = f"{LOCAL.removesuffix('.')}, or http://... of a server. Not needed with --base-url."
+LOCAL = "Causal model: folder, GGUF file, hub id or demo."
+IF_NEEDED = "Causal model: folder, GGUF file, hub id, demo, or address of a server. Not needed with --base-url."
 LocalModel = Annotated[str, typer.Argument(metavar="MODEL", help=LOCAL, callback=KNOWN)]
 LocalModels = Annotated[list[str], typer.Argument(metavar="MODEL...", help=LOCAL, callback=KNOWN)]
 Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=KNOWN)]
@@ -97,7 +97,7 @@ Methods = Annotated[
     list[str] | None, of_method("Method of reading, such as sinks:window=508; default full. Repeatable.")
 ]
 OneMethod = Annotated[str, of_method("Method of reading, such as sinks:window=508.")]
-Text = Annotated[str, of_text("FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
+Text = Annotated[str, of_text("Text: FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
 TargetTexts = Annotated[
     list[str] | None,
     of_text("Text to copy, or shuffled: the tokens of --text in random order; default: --text. Repeatable."),
@@ -139,7 +139,7 @@ class LocalLoading:
         str | None, option(MODEL, "Attention implementation of transformers: eager, sdpa, ...", metavar="NAME")
     ] = None
     device: Annotated[str | None, option(MODEL, "cpu, cuda, cuda:1 or mps; default: an accelerator, if any.")] = None
-    device_map: Annotated[str | None, option(MODEL, "auto spreads a model over all accelerators.")] = None
+    device_map: Annotated[str | None, option(MODEL, "auto: divide the model by layers among all accelerators.")] = None
     dtype: Annotated[
         Dtype,
         option(
@@ -221,7 +221,7 @@ class Loading(LocalLoading):
     concurrency: Annotated[
         int | None, count(SERVED, "Requests at once; default 8, for llama-server 1.", least=1, most=1024)
     ] = None
-    wait: Annotated[float, option(SERVED, "Seconds to wait for a server that went away.", min=0.0)] = 60.0
+    wait: Annotated[float, option(SERVED, "Seconds to wait for a server that stops answering.", min=0.0)] = 60.0
     insecure: Annotated[bool, option(SERVED, "Allow http to another machine.", "--insecure")] = False
 
     def models(self, given: list[str] | None) -> list[str]:
@@ -315,7 +315,7 @@ class Running:
         str | None,
         option(
             RUN,
-            "Measure part I of N, while other processes measure the others; default: as numbered in a Slurm array.",
+            "Measure part I of N; other processes measure the rest. Default in a Slurm array: its numbers.",
             metavar="I/N",
         ),
     ] = None
@@ -323,7 +323,7 @@ class Running:
         str | None,
         option(
             RUN,
-            "Measure on the Ray cluster at HOST:PORT; local: on this machine's devices; no value: on its own cluster.",
+            "HOST:PORT of a Ray cluster to use; local: this machine's devices; no value: this machine's cluster.",
             metavar="[ADDRESS]",
         ),
     ] = None
@@ -334,7 +334,7 @@ class Running:
         bool,
         option(
             RUN,
-            "Print tokens, FLOPs and memory of the run, from config.json and tokenizer, without weights, and stop.",
+            "Print tokens, FLOPs and memory of the run, and stop. Needs no weights, only config.json and tokenizer.",
             "--plan",
         ),
     ] = False
