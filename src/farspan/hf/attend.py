@@ -30,6 +30,10 @@ class Layer:
     window: int | None  # tokens of the layer's own sliding window, the current one included; None: none
 
 
+# by layer: keys that were rotated to other positions in earlier steps, with room for more, and how many these are
+Turned = dict[int, tuple[Float[Tensor, "batch heads capacity dim"], int]]
+
+
 @dataclass(frozen=True)
 class Call:
     """One layer's queries, keys and values of one forward, after RoPE.
@@ -48,6 +52,7 @@ class Call:
     start: int  # position of the first query in the text
     real: Bool[Tensor, "batch keys"] | None  # False at padding; None without any
     positions: Int[Tensor, "batch heads chosen"] | None = None  # of the chosen keys in the text; None: not evicted
+    turned: Turned | None = None  # of the stream that reads; None: the model is called directly
 
     @property
     def num_missing(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
 
-from farspan.hf.attend import Attend, Call, Eviction, Layer, SinkWindow, keeps_to_its_own
+from farspan.hf.attend import Attend, Call, Eviction, Layer, SinkWindow, Turned, keeps_to_its_own
 from farspan.hf.scope import Scope, changed
 
 _NUMBERS = count()
@@ -30,6 +30,7 @@ class StreamAttentionState:
     start: int = 0  # position of the first query of a forward
     positions: dict[int, Tensor] = field(default_factory=dict)  # by layer: of the keys that an eviction has chosen
     last_queries: dict[int, Call] = field(default_factory=dict)  # by layer, without keys; until the eviction
+    turned: Turned = field(default_factory=dict)
     evicted: bool = False
 
 
@@ -122,6 +123,7 @@ class CustomAttention(Scope):
             start=start,
             real=attention_mask,
             positions=None if now is None else now.positions.get(layer.index),
+            turned=None if now is None else now.turned,
         )
         if now is not None and self.eviction is not None and not now.evicted:
             before = now.last_queries.get(layer.index)

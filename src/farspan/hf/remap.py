@@ -13,6 +13,9 @@ from farspan.hf.attend import FUSED_QUERIES, Call, angles, dense, mixed, slices,
 from farspan.hf.flash import flash, hidden_mask, joined, takes
 
 
+ROOM = 256  # tokens for which rotated keys have room before they are copied
+
+
 @dataclass(frozen=True)
 class Piece:
     """A range of keys (by position in the text) that a block of queries sees, and the positions both are rotated to."""
@@ -76,11 +79,8 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
                 query = turned(query, angles(own, inv_freq), angles(piece.query(own), inv_freq))
             key = call.key
             if piece.moved:
-                if moved is None:
-                    # no query sees a later one moved
-                    some = _positions(call, range(missing, max(missing, end - piece.nearest)))
-                    before, after = angles(some, inv_freq), angles(remap.key(some), inv_freq)
-                    moved = turned(call.key[:, :, : len(some)], before, after)
+                if moved is None:  # no query sees a later one moved
+                    moved = _moved(call, remap, inv_freq, max(missing, end - piece.nearest))
                 key = moved
             for one in _visible(call, piece, here, fused):
                 keys = slice(one.start - missing, one.stop - missing)
@@ -89,6 +89,27 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
                 parts.append((query, key[:, :, keys], call.value[:, :, keys], hidden, causal, mirrored))
         out[..., block, :] = (_fused if fused else _plain)(call, parts)
     return out
+
+
+def _moved(call: Call, remap: Remap, inv_freq: Tensor, stop: int) -> Float[Tensor, "batch heads some dim"]:
+    """Return the keys before position `stop`, rotated to `Remap.key`. While single tokens are fed they are kept: to
+    rotate all of them again takes several times as long as attending to them."""
+
+    def rotated(some: range) -> Tensor:
+        own = _positions(call, some)
+        keys = call.key[:, :, some.start - call.num_missing : some.stop - call.num_missing]
+        return turned(keys, angles(own, inv_freq), angles(remap.key(own), inv_freq))
+
+    if call.turned is None or call.query.shape[3] > 1 or call.num_missing or torch.is_grad_enabled():
+        return rotated(range(call.num_missing, stop))
+    kept, count = call.turned.get(call.layer.index, (call.key[:, :, :0], 0))
+    if stop > kept.shape[2]:
+        more = call.key.new_empty(*call.key.shape[:2], stop + ROOM, call.key.shape[3])
+        more[:, :, :count] = kept[:, :, :count]
+        kept = more
+    kept[:, :, count:stop] = rotated(range(count, stop))
+    call.turned[call.layer.index] = kept, stop
+    return kept[:, :, :stop]
 
 
 # queries, keys, values, hidden pairs [some, keys], whether causal, whether mirrored (`flash`)

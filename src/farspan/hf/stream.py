@@ -130,6 +130,7 @@ class Stream:
             yield
         finally:
             self.num_seen = num_seen
+            self.reading.turned.clear()  # frees their memory
             if has_cache:
                 self._restore(before)
             else:
@@ -162,6 +163,6 @@ class Stream:
         """Bytes held for this text over all layers, spare capacity included."""
         values = self.state if self.state_name == "state" else [vars(layer) for layer in self.state.layers]
         queries = [call.query for call in self.reading.last_queries.values()]
-        held = tensors([values, queries, self.reading.positions])
+        held = tensors([values, queries, self.reading.positions, self.reading.turned])
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
         return sum(storages.values())

@@ -7,8 +7,8 @@ Jin et al. 2024, arXiv 2401.01325, algorithm 1; one softmax covers both. A windo
 token. Up to (trained - window) · group + window tokens, all distances are within the trained length; a longer text is
 refused. A layer's own sliding window still applies.
 
-Keys are held as the model rotated them, and those beyond the window are rotated again for every chunk of queries: this
-costs little for a large chunk, about as much as attention itself for a single token. Keeps every key. Not trained.
+Keys are held as the model rotated them, and those beyond the window are rotated again for every chunk of queries. While
+single tokens are generated, the rotated ones are kept: half as much memory again. Keeps every key. Not trained.
 """
 
 from contextlib import AbstractContextManager
