@@ -70,6 +70,18 @@ class Corpus:
         if self.shuffled:
             raise ValueError(f"text {self.name!r} is shuffled: training needs its own order. Omit shuffled:")
 
+    def share_in(self, other: "Corpus") -> float:
+        """Return the share of this text's tokens that are in documents of another text, under the same tokenizer."""
+        if self.source == other.source:
+            return 1.0
+        sizes: dict[int, int] = {}  # of this text's documents, in tokens, by their hash
+        for index in range(self.num_documents):
+            key = hash(self.document(index).tobytes())
+            sizes[key] = sizes.get(key, 0) + len(self.document(index))
+        alike = np.flatnonzero(np.isin(np.diff(other.starts), np.diff(self.starts))).tolist()
+        found = sizes.keys() & {hash(other.document(index).tobytes()) for index in alike}
+        return sum(sizes[key] for key in found) / len(self.tokens)
+
     def num_windows(self, length: int, enough: int) -> int:
         """Return the number of windows of `length` tokens that `windows` can make: inside documents, or, if these are
         fewer than `enough`, in all documents read as one text."""
