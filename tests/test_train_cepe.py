@@ -244,7 +244,8 @@ def test_passages_of_an_index_are_those_on_the_same_topic(
     def encode(texts: list[str], show_progress_bar: bool) -> np.ndarray:
         return np.array([[text.count(topic) for topic in TOPICS] for text in texts], np.float32)
 
-    monkeypatch.setattr(encoders, "encoder_named", lambda name: SimpleNamespace(encode=encode))
+    both = SimpleNamespace(encode_query=encode, encode_document=encode)
+    monkeypatch.setattr(encoders, "encoder_named", lambda name: both)
     made = cli("index", "--text", topical, "--out", tmp_path / "index", "--kind", kind,
                "--passage-tokens", 16, "--tokenizer", tmp_path / "decoder")  # fmt: skip
     assert "passages of 10 documents" in made.stdout
