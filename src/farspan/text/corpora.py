@@ -111,9 +111,26 @@ class Corpus:
         Raises:
             ValueError: as `windows`.
         """
-        places = np.array(list(islice(self._places(length, count, seed), count)), dtype=np.int64)
-        first, last = (np.searchsorted(self.starts, at, "right") for at in (places, places + length - 1))
+        first, last = self._documents_of_windows(length, count, seed)
         return int((first != last).sum())
+
+    def num_in_copies(self, length: int, count: int, seed: int) -> int:
+        """Return how many of the windows of `windows` are in a document that is a copy of an earlier window's.
+
+        Raises:
+            ValueError: as `windows`.
+        """
+        first, last = self._documents_of_windows(length, count, seed)
+        documents = first[first == last].tolist()
+        keys = {one: hash(self.document(one).tobytes()) for one in documents}
+        original = {key: one for one, key in reversed(keys.items())}
+        return sum(original[keys[one]] != one for one in documents)
+
+    def _documents_of_windows(self, length: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the documents of the first and of the last token of each window of `windows`."""
+        places = np.array(list(islice(self._places(length, count, seed), count)), dtype=np.int64)
+        first, last = (np.searchsorted(self.starts, at, "right") - 1 for at in (places, places + length - 1))
+        return first, last
 
     def _places(self, length: int, least: int, seed: int) -> Iterator[int]:
         """Yield where the windows of `every_window` begin."""
