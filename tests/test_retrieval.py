@@ -251,6 +251,16 @@ def test_queries_and_passages_have_the_prompts_of_the_encoder(
     np.testing.assert_allclose(retrieval.dense("castle", few, name), passages[:4] @ query, rtol=1e-4)
 
 
+def test_passages_that_an_encoder_does_not_read_whole_are_reported(
+    text: str, tmp_path: Path, encoder: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = encoder(max_position_embeddings=48)
+    build(text, tmp_path / "short", kind="dense", words=2, encoder=name)
+    assert "passages have more tokens" not in capsys.readouterr().err
+    assert len(build(text, tmp_path / "long", kind="dense", words=200, encoder=name)) == 10  # five are the short rests
+    assert "warning: 5 of 10 passages have more tokens than the 48 that the encoder" in capsys.readouterr().err
+
+
 def test_an_index_without_the_record_of_its_encoder_is_opened(
     text: str, tmp_path: Path, encoder: Callable[..., str]
 ) -> None:

@@ -36,6 +36,13 @@ def vectors_of(encoder: Any, texts: Sequence[str], *, query: bool = False) -> Fl
     return np.asarray(encode(list(texts), show_progress_bar=False), np.float32)
 
 
+def num_cut(encoder: Any, texts: Sequence[str]) -> int:
+    """Return how many of some texts have more tokens than an encoder reads, without its prompt."""
+    if (most := getattr(encoder, "max_seq_length", None)) is None:
+        return 0
+    return sum(len(ids) > most for ids in encoder.tokenizer(list(texts), verbose=False)["input_ids"])
+
+
 def files_of(name: str) -> tuple[Path, ...]:
     """Return the files of an encoder in a folder; () for one of the hub."""
     return tuple(sorted(path for path in expanded(name).rglob("*") if path.is_file()))

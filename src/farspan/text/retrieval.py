@@ -43,6 +43,7 @@ from farspan.files import built, expanded, parse_json, remove_leftovers
 from farspan.record import refuse_differences
 from farspan.schema import check_index
 from farspan.specs import check_known
+from farspan.terminal import report
 from farspan.text import checksums, encoders
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.documents import read_texts
@@ -340,11 +341,13 @@ def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
 
 def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -> None:
     faiss: Any = optional_import("faiss", "faiss") if kind == "faiss" else None
-    model = encoders.encoder_named(encoder)
+    model, cut = encoders.encoder_named(encoder), 0
     graph: Any = None
     vectors: Any = None
     for first in range(0, len(passages), VECTORS_AT_ONCE):
-        block = encoders.vectors_of(model, passages[first : first + VECTORS_AT_ONCE])
+        some = passages[first : first + VECTORS_AT_ONCE]
+        cut += encoders.num_cut(model, some)
+        block = encoders.vectors_of(model, some)
         if faiss is not None:
             graph = graph or faiss.IndexHNSWFlat(block.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
             graph.add(block)
@@ -355,6 +358,12 @@ def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -
         vectors[first : first + len(block)] = block
     if graph is not None:
         faiss.write_index(graph, str(folder / "index.faiss"))
+    if cut:
+        many = f"{cut:,} of {len(passages):,} passages have more tokens than the {model.max_seq_length:,}"
+        report(
+            f"warning: {many} that the encoder {encoder!r} reads: their ends are not searched. Use shorter passages "
+            "(--words, --passage-tokens)."
+        )
 
 
 def _words(texts: list[str], return_ids: bool = False) -> Any:
