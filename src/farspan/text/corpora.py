@@ -79,7 +79,7 @@ class Corpus:
             key = hash(self.document(index).tobytes())
             sizes[key] = sizes.get(key, 0) + len(self.document(index))
         alike = np.flatnonzero(np.isin(np.diff(other.starts), np.diff(self.starts))).tolist()
-        found = sizes.keys() & {hash(other.document(index).tobytes()) for index in alike}
+        found = {key for index in alike if (key := hash(other.document(index).tobytes())) in sizes}
         return sum(sizes[key] for key in found) / len(self.tokens)
 
     def num_windows(self, length: int, enough: int) -> int:
