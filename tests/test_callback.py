@@ -250,10 +250,13 @@ def test_every_module_keeps_its_own_mode(trainer: Start, curves: Any, measuring:
     assert measuring[-1][:2] == (False, False)
 
 
+@pytest.mark.parametrize("launched", [False, True])
 def test_a_mixed_precision_training_is_measured_in_its_precision(
-    trainer: Start, curves: Any, measuring: list[Any], tmp_path: Path
+    trainer: Start, curves: Any, measuring: list[Any], tmp_path: Path, launched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = trainer(curves(), steps=2, bf16=True)
+    if launched:  # by `accelerate launch --mixed_precision bf16`
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    training = trainer(curves(), steps=2, bf16=not launched)
     training.train()
     assert measuring[0][2] == torch.bfloat16
     assert measuring[0][3] is None

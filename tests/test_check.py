@@ -384,6 +384,18 @@ def test_a_run_of_costs_alone_is_judged_by_them(seconds: tuple[float, ...], verd
     assert (found.verdict, {one.kind for one in found.changes}, found.lacking) == (verdict, {"cost"}, [])
 
 
+def test_a_cost_that_could_not_be_measured_is_named(baseline: Path) -> None:
+    before = read_baseline(baseline)
+    costs = with_costs((1.0, 1.02, 0.98), 100)
+    failed = [replace(row, status="oom", reason="no memory", scores={}) for row in costs[1:]]
+    first, second = (replace(before, rows=[*before.rows, *rows]) for rows in (costs, [costs[0], *failed]))
+    found = compare(first, second)
+    assert "cost" not in {one.kind for one in found.changes}
+    names = ", ".join(name for name, *_ in COSTS.values())
+    few = "the model has fewer than 3 measurements: oom: no memory"
+    assert f"full {names} at 64 tokens: not compared, {few}" in found.remarks
+
+
 def test_costs_need_not_be_measured_again(tmp_path: Path) -> None:
     run, task = tmp_path / "base", "perplexity:target_tokens=8"
     library.measure("demo", "full", task, **MEASURED, lengths=32, repeats=5, cost=True, out=run)

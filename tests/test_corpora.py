@@ -789,6 +789,19 @@ def test_windows_that_hold_the_end_of_a_document_are_counted(sizes: tuple[int, .
     assert (sum(ends) > 0) == (sizes[0] < length or sizes == (25, 55))
 
 
+def test_windows_in_copies_of_a_document_are_counted() -> None:
+    copied, starts = np.arange(50), np.arange(0, 301, 50)
+    tokens = np.concatenate([copied, copied + 100, copied, copied + 200, copied, copied + 300])
+    text = Corpus("a", "a", tokens, starts)
+    for seed in range(5):
+        assert text.num_in_copies(30, 6, seed) == 2
+        windows = text.windows(20, 8, seed)  # six documents, then two of them again
+        originals = sum(window[0] < 100 for window in windows)
+        assert 2 <= text.num_in_copies(20, 8, seed) < originals
+        assert text.num_in_copies(60, 4, seed) == 0  # windows over several documents
+        assert counted(50, 50, 50).num_in_copies(20, 6, seed) == 0
+
+
 def test_a_text_too_short_says_what_it_has_and_what_would_do() -> None:
     with pytest.raises(ValueError, match=r"'counted' has 100 tokens, 1 windows of 60; 4 are needed.*at most 25 here"):
         counted(50, 50).windows(60, 4, 0)

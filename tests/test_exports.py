@@ -144,6 +144,8 @@ def test_every_eval_ever_is_valid_under_its_schema(run: Path) -> None:
     for result in one["evaluation_results"]:
         least, most = (float(result["metric_config"][end]) for end in ("min_score", "max_score"))
         assert least <= result["score_details"]["score"] <= most
+        if result["metric_config"]["metric_name"] == "copied beyond guessing":
+            assert (least, most) == (-1, 1)
     ids = [result["evaluation_result_id"] for result in one["evaluation_results"]]
     assert len(set(ids)) == len(ids) == 2 * (5 + 2 * len(LENGTHS))
 

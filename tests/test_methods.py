@@ -569,8 +569,12 @@ def test_weights_by_words_follow_the_256_tokens_behind_the_passages(
 
 
 def test_weights_by_vectors_are_inner_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 2.0]]).numpy()
-    encoder = SimpleNamespace(encode=lambda texts, show_progress_bar: vectors[: len(texts)])
+    vectors = {"query": [1.0, 2.0], "a": [3.0, 0.0], "b": [0.0, 2.0]}
+
+    def encode(texts: list[str], show_progress_bar: bool) -> list[list[float]]:
+        return [vectors[text] for text in texts]
+
+    encoder = SimpleNamespace(encode_query=encode, encode_document=encode)
     monkeypatch.setattr(encoders, "encoder_named", lambda name: encoder)
     assert retrieval.dense("query", ["a", "b"], "some/encoder") == [3.0, 4.0]
 

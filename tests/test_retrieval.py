@@ -174,7 +174,8 @@ def test_vectors_are_searched_by_inner_product(
         counts = [[one.count(topic) + 0.01 * i for i, topic in enumerate(TOPICS)] for one in given]
         return np.array(counts, np.float32)
 
-    monkeypatch.setattr(encoders, "encoder_named", lambda name: SimpleNamespace(encode=encode))
+    both = SimpleNamespace(encode_query=encode, encode_document=encode)
+    monkeypatch.setattr(encoders, "encoder_named", lambda name: both)
     monkeypatch.setattr(retrieval, "VECTORS_AT_ONCE", 7)
     index = build(text, tmp_path / "index", kind=kind, words=20, encoder="some/encoder")
     queries = ["river river castle", "planet saddle"]
@@ -228,6 +229,36 @@ def test_an_index_of_an_encoder_that_has_changed_is_refused(
     shutil.rmtree(name)  # then it is not known, and reported when it is needed
     with pytest.raises(ValueError, match="is neither a folder"):
         open_index(folder).search(["river"], 1)
+
+
+@pytest.mark.parametrize("kind", ["dense", "faiss"])
+def test_queries_and_passages_have_the_prompts_of_the_encoder(
+    text: str, tmp_path: Path, encoder: Callable[..., str], kind: str
+) -> None:
+    pytest.importorskip(kind if kind == "faiss" else "sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    name = str(tmp_path / "prompted")
+    prompts = {"query": "planet planet planet: ", "document": "river: "}
+    SentenceTransformer(encoder(), prompts=prompts).save(name)
+    index = build(text, tmp_path / "index", kind=kind, words=20, encoder=name)
+    known = SentenceTransformer(name, prompts=prompts)
+    passages, query = known.encode_document(texts(index)), known.encode_query("castle")
+    assert np.abs(query - known.encode("castle")).max() > 0.01
+    _, [scores] = index.search(["castle"], 3)
+    np.testing.assert_allclose(scores, -np.sort(-(passages @ query))[:3], rtol=1e-4)
+    few = texts(index)[:4]
+    np.testing.assert_allclose(retrieval.dense("castle", few, name), passages[:4] @ query, rtol=1e-4)
+
+
+def test_passages_that_an_encoder_does_not_read_whole_are_reported(
+    text: str, tmp_path: Path, encoder: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = encoder(max_position_embeddings=48)
+    build(text, tmp_path / "short", kind="dense", words=2, encoder=name)
+    assert "passages have more tokens" not in capsys.readouterr().err
+    assert len(build(text, tmp_path / "long", kind="dense", words=200, encoder=name)) == 10  # five are the short rests
+    assert "warning: 5 of 10 passages have more tokens than the 48 that the encoder" in capsys.readouterr().err
 
 
 def test_an_index_without_the_record_of_its_encoder_is_opened(

@@ -300,7 +300,9 @@ def test_the_command_ends_with_a_comparison_that_works(model: Path, drawn: None)
     assert done.exit_code == 0, done.output
     assert "evaluation 1/4: memory index" in done.output or "no candidate within the bound" in done.output
     assert Path("run/search.png").stat().st_size > 10_000
-    words = shlex.split(done.stdout.splitlines()[-1])
+    *_, where, command = done.stdout.splitlines()
+    assert where == "on windows of the same texts, which can overlap: give another --text:"  # as it searched text.txt
+    words = shlex.split(command)
     assert words[:3] == ["farspan", "compare", "model"]
     assert words[-2:] == ["--device", "cpu"]
     compared = farspan_cli(*words[1:], "--out", "compared", "--no-cost")

@@ -464,6 +464,21 @@ def test_a_text_that_is_trained_on_is_not_called_held_out(settings: Make, tmp_pa
     assert f"\nText of the training ({text}), the same tokens" in (tmp_path / "a" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("short", ["skip", "join"])
+def test_documents_that_are_trained_on_are_not_called_held_out(settings: Make, tmp_path: Path, short: str) -> None:
+    documents = [(tmp_path / "text" / "1.txt").read_text(), "A text that nothing else holds, as far as is known. " * 30]
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+    lines = list[str]()
+    watch = f"watch.text={other}", "watch.every=2", "watch.repeats=2", "watch.curve=false", "watch.lengths=[16,32]"
+    chosen = settings("a", "trainer.steps=2", "lengths.mode=fixed", f"data.short={short}", *watch)
+    assert train(chosen, TrainingWatch(notice=lines.append))["measured_on_training_text"]
+    [line] = [line for line in lines if line.startswith(f"watch.text = '{other}'")]
+    share = int(line.partition(" has ")[2].partition("%")[0])
+    assert 20 < share < 80
+    assert line.endswith("of its tokens in documents that are trained on: it is not measured on held-out text")
+
+
 def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path, drawn: None) -> None:
     log = [{"step": s, "length": n, "loss_sparse": math.log(p)} for s, n, p in [(1, 8, 9), (2, 8, 5), (3, 16, 4)]]
     assert last_of_each_length(log, "loss_sparse") == pytest.approx({8: 5, 16: 4})

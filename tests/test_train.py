@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -502,12 +501,19 @@ def test_one_process_trains_its_batch_on_one_gpu_whatever_their_number(
         train(settings("b", "trainer.steps=3"))
 
 
-def test_a_held_out_text_that_is_trained_on_is_named(settings: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "how"),
+    [([], "is the text that is trained on"), ([TEXT + "?"], "has 50% of its tokens in documents that are trained on")],
+)
+def test_a_held_out_text_that_is_trained_on_is_named(
+    settings: Make, tmp_path: Path, others: list[str], how: str
+) -> None:
     lines: list[str] = []
-    chosen = settings("a", "trainer.steps=1", f"data.held_out={tmp_path / 'copy.txt'}")
-    shutil.copy(chosen.data.text, tmp_path / "copy.txt")
+    chosen = settings("a", "trainer.steps=1", f"data.held_out={tmp_path / 'copy.jsonl'}")
+    documents = [Path(chosen.data.text).read_text(), *others]
+    (tmp_path / "copy.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
     train(chosen, TrainingWatch(notice=lines.append))
-    named = f"data.held_out = {chosen.data.held_out!r} is the text that is trained on"
+    named = f"data.held_out = {chosen.data.held_out!r} {how}"
     assert [line.partition(":")[0] for line in lines].count(named) == 1
 
 

@@ -218,6 +218,20 @@ def test_retrieved_chunks_are_the_best_passages_of_other_documents() -> None:
     assert inside["labels"].tolist() == [-100, -100, -100, *ids[3:].tolist()]
 
 
+def test_no_retrieved_chunk_is_of_a_copy_of_the_document() -> None:
+    corpus, index = numbered(60, 2, 60), Passages()
+    tokens = np.concatenate([corpus.tokens[:62], corpus.tokens[:60]])  # the last document is the first again
+    data = DocumentSettings(text="t", decoder=6, chunks=3, chunk=4, mixture={"retrieved": 1.0}, index="i", query=2)
+    rows = DocumentRows(
+        replace(corpus, tokens=tokens), data, samples=50, separator=(0,), seed=0, index=index,
+        tokenizer=Numbers(),  # type: ignore[arg-type]
+    )  # fmt: skip
+    inside = [row for row in map(rows.__getitem__, range(50)) if row["input_ids"][-6:].ne(0).all()]
+    assert {str(row["context_input_ids"].tolist()) for row in inside} == {
+        str([[200, 201, 202, 203], [0, 0, 0, 0], [0, 0, 0, 0]])
+    }
+
+
 TOPICS = ("river", "castle", "engine", "garden", "violin")
 
 
@@ -244,7 +258,8 @@ def test_passages_of_an_index_are_those_on_the_same_topic(
     def encode(texts: list[str], show_progress_bar: bool) -> np.ndarray:
         return np.array([[text.count(topic) for topic in TOPICS] for text in texts], np.float32)
 
-    monkeypatch.setattr(encoders, "encoder_named", lambda name: SimpleNamespace(encode=encode))
+    both = SimpleNamespace(encode_query=encode, encode_document=encode)
+    monkeypatch.setattr(encoders, "encoder_named", lambda name: both)
     made = cli("index", "--text", topical, "--out", tmp_path / "index", "--kind", kind,
                "--passage-tokens", 16, "--tokenizer", tmp_path / "decoder")  # fmt: skip
     assert "passages of 10 documents" in made.stdout

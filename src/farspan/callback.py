@@ -46,6 +46,7 @@ from farspan.tasks.perplexity import Perplexity
 
 REPEATS = (4, 3, 2)  # the first number that the budget allows with at least 6 lengths is used ...
 POINTS = range(16, 5, -1)  # ... with the largest number of lengths, 16 to 6, that the budget then allows
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # by the name of a mixed precision
 MOST_NATS = 700.0  # the exponential of a larger number is not a finite float
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,8 @@ class MeasuringCallback(TrainerCallback, ABC):
         task = self.prepare(model, kwargs.get("processing_class"))
         base = expanded(self.out or Path(args.output_dir) / self.name)
         self.folder = _run_folder(base, begins=state.global_step == 0)
-        self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        # as the Trainer passes it on to accelerate, whose launcher can set it too
+        self._autocast = AUTOCAST.get(args.mixed_precision)
         grid = Grid((task,), self.text, cost=False, compared=False, trained=(), **self._what)
         autocast = str(self._autocast).removeprefix("torch.") if self._autocast else None
         self._record = grid.header | {"methods": [str(self.method)], "autocast": autocast}

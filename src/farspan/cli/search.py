@@ -108,7 +108,9 @@ def search_rope(
         if command is not None:
             if not found.best or not found.best.number:
                 console.print_line("no candidate within the bound remembers more than untrained YaRN", style="yellow")
-            console.print_command(f"on other texts:\n{command}")
+            same = " --seed " in command
+            where = "on windows of the same texts, which can overlap: give another --text" if same else "on other texts"
+            console.print_command(f"{where}:\n{command}")
         else:
             nearest = found.nearest
             line = f"no candidate costs at most {max_nats:+g} nats inside the window: the nearest costs "

@@ -12,7 +12,6 @@ from torch import Tensor
 from farspan.hf.attend import FUSED_QUERIES, Call, angles, dense, mixed, slices, turned
 from farspan.hf.flash import flash, hidden_mask, joined, takes
 
-
 ROOM = 256  # tokens for which rotated keys have room before they are copied
 
 

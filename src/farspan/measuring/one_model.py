@@ -71,7 +71,8 @@ def _chat(setups: Sequence[Setup], lm: LM) -> dict[str, Any]:
 
 
 def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
-    """Yield a line for each text of which many of the longest windows hold the end of a document."""
+    """Yield a line for each text of which many of the longest windows hold the end of a document, and for each of which
+    some are in copies of a document."""
     longest: dict[str, tuple[Corpus, int, int]] = {}
     for one in setups:
         lengths, repeats = (one.lengths or (one.longest,)), one.repeats or DEFAULT_REPEATS
@@ -86,6 +87,11 @@ def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
                 yield (
                     f"text {text.name!r}: {found} of {count} windows of {length:,} tokens hold the end of a document, "
                     "so a gain from a long context may mean less. Give longer documents, or smaller lengths"
+                )
+            if found := text.num_in_copies(length, count, seed):
+                yield (
+                    f"text {text.name!r}: {found} of {count} windows of {length:,} tokens are in copies of a document "
+                    "that another one is in, so intervals are too narrow. Remove the copies"
                 )
 
 

@@ -145,7 +145,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     elif different:
         remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
-        found += _costs(baseline, now, log1p(tolerances["cost"]))
+        found += _costs(baseline, now, log1p(tolerances["cost"]), remarks)
     for name in NUMERICS:
         a, b = (one.get(name) for one in about)
         if a != b:
@@ -292,19 +292,26 @@ def _tested(value: float, error: float, freedom: float, count: int, equal: float
     return Estimate(value, value - half, value + half, two_sided(value, error, freedom, count), equal)
 
 
-def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
-    """Yield the changes of the costs, as they were measured apart from the tasks."""
+def _costs(baseline: Source, now: Source, margin: float, remarks: list[str]) -> Iterator[Change]:
+    """Yield the changes of the costs, as they were measured apart from the tasks; add to `remarks` those that the model
+    lacks."""
     before, after = ({key[1:]: rows for key, rows in cost_rows(one).items()} for one in (baseline, now))
     for method, length in before:
+        mine, lacking = after.get((method, length), []), list[str]()
         for score, (name, higher, unit) in COSTS.items():
-            first, second = (_logs(rows.get((method, length), ()), score) for rows in (before, after))
+            first, second = (_logs(rows, score) for rows in (before[method, length], mine))
             if (count := min(len(first), len(second))) < LEAST_PAIRS:
+                lacking += [name] if len(first) >= LEAST_PAIRS else []
                 continue
             value, error, freedom = welch_error(first, second)
             found = _tested(value, error, freedom, count, tost(value, error, freedom, margin, count))
             # without the residue of the logarithm
             means = [round(exp(one.mean()) / unit, 6) for one in (first, second)]
             yield Change("cost", name, method, "", length, means[0], means[1], found, margin, higher, count)
+        if lacking:
+            why = next((f": {row.status}: {row.reason}" for row in mine if row.status != "ok"), "")
+            few = f"the model has fewer than {LEAST_PAIRS} measurements{why}"
+            remarks.append(f"{method} {', '.join(lacking)} at {length:,} tokens: not compared, {few}")
 
 
 def _logs(rows: Sequence[Row], score: str) -> np.ndarray:

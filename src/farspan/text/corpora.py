@@ -70,6 +70,18 @@ class Corpus:
         if self.shuffled:
             raise ValueError(f"text {self.name!r} is shuffled: training needs its own order. Omit shuffled:")
 
+    def share_in(self, other: "Corpus") -> float:
+        """Return the share of this text's tokens that are in documents of another text, under the same tokenizer."""
+        if self.source == other.source:
+            return 1.0
+        sizes: dict[int, int] = {}  # of this text's documents, in tokens, by their hash
+        for index in range(self.num_documents):
+            key = hash(self.document(index).tobytes())
+            sizes[key] = sizes.get(key, 0) + len(self.document(index))
+        alike = np.flatnonzero(np.isin(np.diff(other.starts), np.diff(self.starts))).tolist()
+        found = {key for index in alike if (key := hash(other.document(index).tobytes())) in sizes}
+        return sum(sizes[key] for key in found) / len(self.tokens)
+
     def num_windows(self, length: int, enough: int) -> int:
         """Return the number of windows of `length` tokens that `windows` can make: inside documents, or, if these are
         fewer than `enough`, in all documents read as one text."""
@@ -99,9 +111,26 @@ class Corpus:
         Raises:
             ValueError: as `windows`.
         """
-        places = np.array(list(islice(self._places(length, count, seed), count)), dtype=np.int64)
-        first, last = (np.searchsorted(self.starts, at, "right") for at in (places, places + length - 1))
+        first, last = self._documents_of_windows(length, count, seed)
         return int((first != last).sum())
+
+    def num_in_copies(self, length: int, count: int, seed: int) -> int:
+        """Return how many of the windows of `windows` are in a document that is a copy of an earlier window's.
+
+        Raises:
+            ValueError: as `windows`.
+        """
+        first, last = self._documents_of_windows(length, count, seed)
+        documents = first[first == last].tolist()
+        keys = {one: hash(self.document(one).tobytes()) for one in documents}
+        original = {key: one for one, key in reversed(keys.items())}
+        return sum(original[keys[one]] != one for one in documents)
+
+    def _documents_of_windows(self, length: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the documents of the first and of the last token of each window of `windows`."""
+        places = np.array(list(islice(self._places(length, count, seed), count)), dtype=np.int64)
+        first, last = (np.searchsorted(self.starts, at, "right") - 1 for at in (places, places + length - 1))
+        return first, last
 
     def _places(self, length: int, least: int, seed: int) -> Iterator[int]:
         """Yield where the windows of `every_window` begin."""

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from huggingface_hub import is_offline_mode
+from jaxtyping import Float
 from safetensors import SafetensorError
 
 from farspan.extras import optional_import
@@ -28,6 +30,19 @@ def encoder_named(name: str) -> Any:
     return _loaded(name, tuple((file, status.st_size, status.st_mtime_ns) for file, status in statuses))
 
 
+def vectors_of(encoder: Any, texts: Sequence[str], *, query: bool = False) -> Float[np.ndarray, "texts dim"]:
+    """Return the vectors of passages, or of queries, with the prompt and the modules that an encoder has for them."""
+    encode = encoder.encode_query if query else encoder.encode_document
+    return np.asarray(encode(list(texts), show_progress_bar=False), np.float32)
+
+
+def num_cut(encoder: Any, texts: Sequence[str]) -> int:
+    """Return how many of some texts have more tokens than an encoder reads, without its prompt."""
+    if (most := getattr(encoder, "max_seq_length", None)) is None:
+        return 0
+    return sum(len(ids) > most for ids in encoder.tokenizer(list(texts), verbose=False)["input_ids"])
+
+
 def files_of(name: str) -> tuple[Path, ...]:
     """Return the files of an encoder in a folder; () for one of the hub."""
     return tuple(sorted(path for path in expanded(name).rglob("*") if path.is_file()))
@@ -45,6 +60,8 @@ def record_of(encoder: Any) -> dict[str, Any]:
         return {}
     parts = [[type(part).__name__, _pooling(part)] for part in encoder.children()]
     limits = [getattr(encoder, name, None) for name in ("max_seq_length", "prompts", "default_prompt_name")]
+    if any((getattr(encoder, "prompts", None) or {}).values()):
+        limits.append("prompts by role")  # older versions gave none, and so made other vectors
     content = json.dumps([fingerprint(encoder), tokenizer_hash(encoder.tokenizer), parts, limits], default=str)
     record: dict[str, Any] = {HASH: hashlib.sha256(content.encode()).hexdigest()[:16]}
     body = next((part for part in encoder.modules() if hasattr(part, "config")), None)

@@ -43,6 +43,7 @@ from farspan.files import built, expanded, parse_json, remove_leftovers
 from farspan.record import refuse_differences
 from farspan.schema import check_index
 from farspan.specs import check_known
+from farspan.terminal import report
 from farspan.text import checksums, encoders
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.documents import read_texts
@@ -89,10 +90,11 @@ def dense(query: str, passages: Sequence[str], encoder: str) -> list[float]:
     """Return a score for each passage: the inner product of its vector and the query's.
 
     `encoder` is a sentence-transformers model, or any encoder of the hub, whose vectors are then means over tokens.
-    Needs the extra `retrieval`.
+    Query and passages have the prompts that it has for them. Needs the extra `retrieval`.
     """
-    vectors = encoders.encoder_named(encoder).encode([query, *passages], show_progress_bar=False)
-    return [float(score) for score in vectors[1:] @ vectors[0]]
+    model = encoders.encoder_named(encoder)
+    scores = encoders.vectors_of(model, passages) @ encoders.vectors_of(model, [query], query=True)[0]
+    return [float(score) for score in scores]
 
 
 @dataclass(frozen=True)
@@ -154,16 +156,16 @@ class Index:
             terms = _words(list(queries))
             found = [_best(self._bm25.get_scores(words) if words else none, count) for words in terms]
         else:
-            vectors = encoders.encoder_named(self.about["encoder"]).encode(list(queries), show_progress_bar=False)
+            vectors = encoders.vectors_of(encoders.encoder_named(self.about["encoder"]), queries, query=True)
             if self.about["kind"] == "faiss":
-                scores, numbers = self._graph.search(np.asarray(vectors, np.float32), count)
+                scores, numbers = self._graph.search(vectors, count)
                 if (numbers < 0).any():
                     raise ValueError(
                         f"the graph of {self.folder} does not lead to {count:,} passages: request fewer, or build an "
                         "index that compares with all (--kind dense)"
                     )
                 return numbers.astype(np.int64), scores.astype(np.float32)
-            found = self._nearest(np.asarray(vectors, np.float32), count)
+            found = self._nearest(vectors, count)
         return np.stack([numbers for numbers, _ in found]), np.stack([scores for _, scores in found])
 
     def _nearest(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -339,11 +341,13 @@ def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
 
 def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -> None:
     faiss: Any = optional_import("faiss", "faiss") if kind == "faiss" else None
-    model = encoders.encoder_named(encoder)
+    model, cut = encoders.encoder_named(encoder), 0
     graph: Any = None
     vectors: Any = None
     for first in range(0, len(passages), VECTORS_AT_ONCE):
-        block = np.asarray(model.encode(passages[first : first + VECTORS_AT_ONCE], show_progress_bar=False), np.float32)
+        some = passages[first : first + VECTORS_AT_ONCE]
+        cut += encoders.num_cut(model, some)
+        block = encoders.vectors_of(model, some)
         if faiss is not None:
             graph = graph or faiss.IndexHNSWFlat(block.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
             graph.add(block)
@@ -354,6 +358,12 @@ def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -
         vectors[first : first + len(block)] = block
     if graph is not None:
         faiss.write_index(graph, str(folder / "index.faiss"))
+    if cut:
+        many = f"{cut:,} of {len(passages):,} passages have more tokens than the {model.max_seq_length:,}"
+        report(
+            f"warning: {many} that the encoder {encoder!r} reads: their ends are not searched. Use shorter passages "
+            "(--words, --passage-tokens)."
+        )
 
 
 def _words(texts: list[str], return_ids: bool = False) -> Any:

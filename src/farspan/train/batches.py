@@ -15,6 +15,8 @@ from farspan.text.corpora import Corpus, load
 from farspan.train.checkpoint import writing
 from farspan.train.progress import Notice
 
+SHARED = 0.01  # of the tokens of a text; short documents can be in two texts by chance
+
 
 class View:
     """All documents as one stream of tokens, with a separator before each, which is not copied."""
@@ -80,14 +82,22 @@ def read_corpus(name: str, tokenizer: Any, notice: Notice) -> Corpus:
 
 
 def read_held_out(name: str | None, text: Corpus, tokenizer: Any, notice: Notice) -> Corpus | None:
-    """Return the text `data.held_out` of a training on `text`, None if it has none; call `notice` with a line if both
-    are the same."""
+    """Return the text `data.held_out` of a training on `text`, None if it has none; call `notice` with a line if it is
+    trained on."""
     if not name:
         return None
     held_out = read_corpus(name, tokenizer, notice)
-    if held_out.source == text.source:
-        notice(f"data.held_out = {name!r} is the text that is trained on: its loss is not that of held-out text")
+    if how := trained_on(held_out, text):
+        notice(f"data.held_out = {name!r} {how}: its loss is not that of held-out text")
     return held_out
+
+
+def trained_on(judged: Corpus, text: Corpus) -> str:
+    """Return in words how much of a text by which a training on `text` is judged is trained on; "" if hardly any."""
+    if judged.source == text.source:
+        return "is the text that is trained on"
+    share = judged.share_in(text)
+    return f"has {share:.0%} of its tokens in documents that are trained on" if share >= SHARED else ""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:

@@ -157,6 +157,10 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
                 f"text {corpus.name!r} has {len(self.stream):,} tokens, less than a window of {self.window:,}"
             )
         self._found: dict[int, np.ndarray] = {}  # tokens of passages
+        first: dict[int, int] = {}  # document by the hash of its tokens
+        every = range(corpus.num_documents) if "retrieved" in self.kinds else ()
+        # of each document the first that is equal to it
+        self.equal = np.array([first.setdefault(hash(corpus.document(i).tobytes()), i) for i in every], np.int64)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -205,13 +209,14 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         return sample
 
     def _retrieved(self, query: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, Bool[np.ndarray, "chunks chunk"]]:
-        """Return the best passages of other documents than `own`, and a mask of their tokens.
+        """Return the best passages of other documents than `own` and copies of these, and a mask of their tokens.
 
         In an index of the training text, passages of the query's own documents would be copies of the tokens to be
         predicted. In an index of another text, documents of the same numbers are left out too, which does no harm.
         """
         assert self.index is not None
         settings, index = self.settings, self.index
+        own = np.flatnonzero(np.isin(self.equal, self.equal[own]))
         ids = np.zeros((settings.chunks, settings.chunk), np.int64)
         seen = np.zeros(ids.shape, bool)
         mine = int(np.isin(index.documents, own).sum())

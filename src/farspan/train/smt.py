@@ -150,7 +150,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         save_whole(model, dtype, folder)
 
     callbacks = watching(lm, settings)
-    of_training = measures_training_text(callbacks, rows.corpus, lm.tokenizer, watch.notice)
+    of_training = measures_training_text(callbacks, rows.text, lm.tokenizer, watch.notice)
     summary = run(
         model,
         rows,

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from farspan.callback import CurveCallback, MeasuringCallback, PerplexityCallback
 from farspan.text.corpora import Corpus, load
+from farspan.train.batches import trained_on
 from farspan.train.config import Settings
 from farspan.train.engines import is_first_process
 from farspan.train.progress import Notice
@@ -88,13 +89,13 @@ def measuring(
 def measures_training_text(
     callbacks: Sequence[MeasuringCallback], corpus: Corpus, tokenizer: Any, notice: Notice
 ) -> bool:
-    """Return whether these callbacks measure the model on its training text; if so, call `notice` with a line. Only in
-    the first process, which measures."""
+    """Return whether these callbacks measure the model on its training text, or on documents of it; if so, call
+    `notice` with a line. Only in the first process, which measures."""
     if not callbacks or not is_first_process():
         return False
     name = callbacks[0].text
     with suppress(ValueError):  # a text that cannot be read is refused by the callbacks
-        if load(name, tokenizer).source == corpus.source:
-            notice(f"watch.text = {name!r} is the text that is trained on: it is not measured on held-out text")
+        if how := trained_on(load(name, tokenizer), corpus):
+            notice(f"watch.text = {name!r} {how}: it is not measured on held-out text")
             return True
     return False

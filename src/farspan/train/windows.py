@@ -60,6 +60,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         mine: Callable[[Corpus], Int[np.ndarray, "pairs 2"]] | None = None,
     ) -> None:
         corpus.check_ordered()
+        self.text = corpus  # its documents are not joined
         if not 0 < targets < row:
             raise ValueError(f"smt.targets = {targets:,} must leave tokens for a memory in rows of {row:,} tokens")
         if short == "join":

@@ -108,7 +108,7 @@ def _result(number: Number) -> dict[str, Any]:
             "metric_parameters": parameters,
             "lower_is_better": not number.higher_is_better,
             "score_type": "continuous",
-            "min_score": "-Infinity" if least is None else min(least, number.value),
+            "min_score": "-Infinity" if least is None else least,
             "max_score": "Infinity" if largest is None else largest,
         },
         "score_details": score,

@@ -43,7 +43,7 @@ class Number:
     def bounds(self) -> tuple[float | None, float | None]:
         """The least and the largest possible value; None: there is none."""
         known = {"tokens": (0.0, None), "perplexity": (1.0, None), "nats": (None, None), "score": (None, None)}
-        return known.get(self.unit, (0.0, 1.0))
+        return known.get(self.unit, (_least(self.group.entry["quality"]), 1.0))
 
 
 def numbers_of(source: Source) -> list[Number]:
@@ -73,8 +73,12 @@ def _unit(quality: Mapping[str, Any], values: Sequence[float]) -> str:
     """Return the unit of a quality, as of `Number`. A share, or a difference of two, is told by its values."""
     if quality["exp"] or in_nats(quality["name"]):
         return "perplexity" if quality["exp"] else "nats"
-    least = -1.0 if " - " in quality["score"] else 0.0
-    return "share" if all(least <= value <= 1 for value in values) else "score"
+    return "share" if all(_least(quality) <= value <= 1 for value in values) else "score"
+
+
+def _least(quality: Mapping[str, Any]) -> float:
+    """Return the least value of a share, or of a difference of two."""
+    return -1.0 if " - " in quality["score"] else 0.0
 
 
 def _memory(member: CurveMember, group: Group) -> Iterator[Number]:
