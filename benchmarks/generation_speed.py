@@ -1,14 +1,14 @@
 """What a new token costs after a long text: farspan's `generate` beside transformers' own.
 
     python benchmarks/generation_speed.py --model MODEL [--dtypes float32 bfloat16] [--contexts 2048 8192] [--tokens 16]
-                                          [--check]
+                                          [--methods selfextend:group=8 dca] [--check]
     python benchmarks/generation_speed.py --quick
 
 `plain` is `model.generate` of transformers, greedy, with its own cache and SDPA; `farspan` is `generate` of the memory
 that a reader has under `full`. Both read the same text, files of Python's own library, in one process with one thread.
 The time of a new token is the mean from the first new token to the last, in CPU seconds, since others on the machine
-only add to wall time. The tokens are compared one by one. Last line: the figures as JSON. --check fails where farspan
-takes longer than `plain`, or where a token differs in float32.
+only add to wall time. The tokens are compared one by one. --methods: farspan's time under these too. Last line: the
+figures as JSON. --check fails where farspan takes longer than `plain`, or where a token differs in float32.
 """
 
 import time
@@ -49,9 +49,9 @@ def plain(lm: farspan.LM, ids: torch.Tensor, tokens: int) -> tuple[float, list[i
     return clock.milliseconds, new[0, ids.shape[1] :].tolist()
 
 
-def ours(lm: farspan.LM, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
+def ours(lm: farspan.LM, ids: torch.Tensor, tokens: int, how: str = "full") -> tuple[float, list[int]]:
     clock = Clock()
-    with method("full").on(lm) as reader:
+    with method(how).on(lm) as reader:
         reader.capacity = ids.shape[1] + tokens
         (new,) = reader.read(ids[:, :-1]).generate(ids[:, -1:], tokens, on_token=clock.put)
     return clock.milliseconds, new.tolist()
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192], help="tokens before the new ones")
     parser.add_argument("--tokens", type=int, default=16, help="new ones")
+    parser.add_argument("--methods", nargs="+", default=[], help="other methods than full")
     options = parser.parse_args()
     if options.quick:
         options.dtypes, options.contexts = ["float32"], [256]
@@ -81,6 +82,9 @@ def main() -> None:
             figures |= {f"{name}: plain": theirs, f"{name}: farspan": own, f"{name}: differ": differ}
             if own > theirs or (dtype == "float32" and differ):
                 missed.append(name)
+            for how in options.methods:
+                figures[f"{name}: {how}"] = ours(lm, ids, options.tokens, how)[0]
+                print(f"{name}: {how} {figures[f'{name}: {how}']:.1f} ms", flush=True)
     end(figures, missed, options.check)
 
 

@@ -396,6 +396,19 @@ def test_a_cost_that_could_not_be_measured_is_named(baseline: Path) -> None:
     assert f"full {names} at 64 tokens: not compared, {few}" in found.remarks
 
 
+def test_a_run_of_costs_is_not_equal_where_the_model_lacks_one(tmp_path: Path) -> None:
+    run, times = tmp_path / "run", (1.0, 1.0, 1.0)
+    library.measure("demo", "full", "cost:new_tokens=2", lengths=64, repeats=1, out=run)
+    rows = [replace(one, settings={"new_tokens": 2}) for one in with_costs(times, 100)]
+    far = [replace(one, length=128) for one in rows]
+    failed = [replace(one, status="oom", reason="8 GiB", scores={}) for one in far]
+    before, now = (replace(read_run(run), rows=[*rows, *more]) for more in (far, failed))
+    for one, other, whose in ((before, now, "model"), (now, before, "baseline")):
+        found = compare(one, other)
+        assert (found.verdict, len(found.lacking)) == ("undecided", 1)
+        assert f"128 tokens: not compared, the {whose} has fewer than 3 measurements: oom: 8 GiB" in found.lacking[0]
+
+
 def test_costs_need_not_be_measured_again(tmp_path: Path) -> None:
     run, task = tmp_path / "base", "perplexity:target_tokens=8"
     library.measure("demo", "full", task, **MEASURED, lengths=32, repeats=5, cost=True, out=run)

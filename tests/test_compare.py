@@ -494,6 +494,7 @@ def test_costs_are_measured_alone(lm: LM, tmp_path: Path) -> None:
         assert cell.value == pytest.approx(np.mean(seconds))
         assert cell.prefill_seconds == pytest.approx(np.median(seconds))
         assert (cell.n, cell.quality) == (4, "seconds to the first token")
+    assert {cell.verdict for cell in cells} == {""}  # of times, which also depend on what else the machine does
     prices = {price: cost_figure(cells, price, False) is not None for price in PRICES}
     assert prices == {"seconds": False, "rate": False, "memory": True}  # not seconds against seconds
 
@@ -501,6 +502,26 @@ def test_costs_are_measured_alone(lm: LM, tmp_path: Path) -> None:
 def test_costs_asked_for_twice_are_measured_once(lm: LM, text: str, tmp_path: Path) -> None:
     rows = compare([lm], ["full"], tmp_path, settings(text), ("perplexity:target_tokens=8", "cost:new_tokens=2"))
     assert [row.settings for row in rows if row.task == "cost"] == [{"new_tokens": 2}] * 2 * 4
+
+
+def test_times_are_no_shares(tmp_path: Path) -> None:
+    quality = {"score": "prefill_seconds", "name": "seconds to the first token", "exp": False}
+    low, high = report.interval_of(np.array([0.4, 0.7, 0.95]), quality)
+    assert low is not None
+    assert high is not None
+    assert low < 0.1
+    assert high > 1.3
+
+
+def test_two_settings_of_the_cost_are_refused_in_one_run(lm: LM, tmp_path: Path) -> None:
+    tasks = ["cost:new_tokens=2", "cost:new_tokens=4"]
+    with pytest.raises(ValueError, match="cost:new_tokens=2 and cost:new_tokens=4 would share one table of costs"):
+        measure([lm], ["full"], tasks, lengths=16, out=tmp_path / "run")
+
+
+def test_a_cost_without_a_token_to_read_is_refused(lm: LM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="length 1 has no token to read before the last one: give 2 tokens or more"):
+        measure([lm], ["full"], "cost", lengths=1, out=tmp_path / "run")
 
 
 def test_the_peak_of_some_work_is_what_it_took_above_what_was_there() -> None:

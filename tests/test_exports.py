@@ -150,17 +150,25 @@ def test_every_eval_ever_is_valid_under_its_schema(run: Path) -> None:
     assert len(set(ids)) == len(ids) == 2 * (5 + 2 * len(LENGTHS))
 
 
-@pytest.mark.parametrize(("name", "unit"), [("nats gained per mention", "nats"), ("words of an own task", "score")])
-def test_a_quality_that_is_no_share_is_no_proportion(name: str, unit: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "unit", "least"),
+    [
+        ("nats gained per mention", "nats", None),
+        ("words of an own task", "score", None),
+        ("seconds to it", "seconds", 0),
+    ],
+)
+def test_a_quality_that_is_no_share_is_no_proportion(name: str, unit: str, least: float | None, tmp_path: Path) -> None:
     settings = {"text": "t", "text_hash": "h"}
     rows = [Row("m", "full", "mentions", 1, settings, 64, i, 0, str(i), scores={"gain": 1.5 + i}) for i in range(3)]
     quality = {"score": "gain", "name": name, "higher_is_better": True, "exp": False}
     tasks = {"mentions": {"task": "mentions", "unit": "tokens", "quality": quality}}
     header = {"settings": {"methods": ["full"], "tasks": tasks}, "models": {"m": {"tasks": {"mentions": settings}}}}
     (one,) = numbers_of(Source.of("a", tmp_path, header, rows))
-    assert (one.unit, one.bounds) == (unit, (None, None))
+    assert (one.unit, one.bounds) == (unit, (least, None))
     found = _result(one)["metric_config"]
-    assert (found["metric_unit"], found["min_score"], found["max_score"]) == (unit, "-Infinity", "Infinity")
+    expected = unit, "-Infinity" if least is None else least, "Infinity"
+    assert (found["metric_unit"], found["min_score"], found["max_score"]) == expected
 
 
 def test_the_schema_can_refuse(run: Path) -> None:

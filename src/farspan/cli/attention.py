@@ -14,7 +14,9 @@ def attention(
     repeats: Repeats = 10,
     layers: Annotated[str, option(TASK, "all, or layers such as 0,5,-1: the first, the sixth, the last.")] = "all",
     sinks: Annotated[int, count(TASK, "Number of first tokens that the shares named `rest` leave out.", 0)] = 8,
-    bin: Annotated[int | None, count(TASK, "Tokens in a bin of distance; default at most 1,024.")] = None,
+    bin: Annotated[
+        int | None, count(TASK, "Tokens in a bin of distance; default 1,024, fewer for short texts.")
+    ] = None,
     map_bins: Annotated[int, count(TASK, "Bins of the map by query and key; 0: no map.", 0, 512)] = 128,
     method: Methods = None,
     loading: LocalLoading,

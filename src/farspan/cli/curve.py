@@ -66,9 +66,9 @@ def curve(
     loading: Loading,
     running: Running,
 ) -> None:
-    """Measure the forgetting curve: how well a model copies longer and longer texts. Draw it, print memory lengths.
+    """Measure the forgetting curve: how well a model copies longer and longer texts.
 
-    With --lengths auto, lengths are added where the curve needs them.
+    Also draws the curve, and prints memory lengths. With --lengths auto, lengths are added where the curve needs them.
     """
     with one_line_errors(running.kept):
         from farspan.lengths import authors_lengths, parse_depths

@@ -52,7 +52,7 @@ class Call:
     start: int  # position of the first query in the text
     real: Bool[Tensor, "batch keys"] | None  # False at padding; None without any
     positions: Int[Tensor, "batch heads chosen"] | None = None  # of the chosen keys in the text; None: not evicted
-    turned: Turned | None = None  # of the stream that reads; None: the model is called directly
+    turned: Turned | None = None  # None: none are kept
 
     @property
     def num_missing(self) -> int:

@@ -30,7 +30,7 @@ class StreamAttentionState:
     start: int = 0  # position of the first query of a forward
     positions: dict[int, Tensor] = field(default_factory=dict)  # by layer: of the keys that an eviction has chosen
     last_queries: dict[int, Call] = field(default_factory=dict)  # by layer, without keys; until the eviction
-    turned: Turned = field(default_factory=dict)
+    turned: Turned | None = None  # within `Stream.unchanged`
     evicted: bool = False
 
 

@@ -91,8 +91,8 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
 
 
 def _moved(call: Call, remap: Remap, inv_freq: Tensor, stop: int) -> Float[Tensor, "batch heads some dim"]:
-    """Return the keys before position `stop`, rotated to `Remap.key`. While single tokens are fed they are kept: to
-    rotate all of them again takes several times as long as attending to them."""
+    """Return the keys before position `stop`, rotated to `Remap.key`. While single tokens are generated they are
+    kept: to rotate all of them again takes several times as long as attending to them."""
 
     def rotated(some: range) -> Tensor:
         own = _positions(call, some)

@@ -122,6 +122,7 @@ class Stream:
     def unchanged(self) -> Iterator[None]:
         """Drop the tokens fed in the block when it ends, also after an error. Copies no keys."""
         num_seen, has_cache = self.num_seen, self.state_name != "state"
+        turned, self.reading.turned = self.reading.turned, {}
         if has_cache:
             before = [layer.length if isinstance(layer, BufferLayer) else saved(layer) for layer in self.state.layers]
         else:
@@ -130,7 +131,7 @@ class Stream:
             yield
         finally:
             self.num_seen = num_seen
-            self.reading.turned.clear()  # frees their memory
+            self.reading.turned = turned
             if has_cache:
                 self._restore(before)
             else:
@@ -163,6 +164,6 @@ class Stream:
         """Bytes held for this text over all layers, spare capacity included."""
         values = self.state if self.state_name == "state" else [vars(layer) for layer in self.state.layers]
         queries = [call.query for call in self.reading.last_queries.values()]
-        held = tensors([values, queries, self.reading.positions, self.reading.turned])
+        held = tensors([values, queries, self.reading.positions])
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
         return sum(storages.values())

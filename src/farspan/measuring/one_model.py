@@ -71,8 +71,8 @@ def _chat(setups: Sequence[Setup], lm: LM) -> dict[str, Any]:
 
 
 def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
-    """Yield a line for each text of which many of the longest windows hold the end of a document, and for each of which
-    some are in copies of a document."""
+    """Yield a line for each text with many longest windows that hold the end of a document, and one for each with
+    windows in copies."""
     longest: dict[str, tuple[Corpus, int, int]] = {}
     for one in setups:
         lengths, repeats = (one.lengths or (one.longest,)), one.repeats or DEFAULT_REPEATS
@@ -90,8 +90,9 @@ def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
                 )
             if found := text.num_in_copies(length, count, seed):
                 yield (
-                    f"text {text.name!r}: {found} of {count} windows of {length:,} tokens are in copies of a document "
-                    "that another one is in, so intervals are too narrow. Remove the copies"
+                    f"text {text.name!r}: {found} of {count} windows of {length:,} tokens are from documents that "
+                    "repeat the document of another window. They count as different texts, so intervals are too "
+                    "narrow. Remove duplicate documents"
                 )
 
 

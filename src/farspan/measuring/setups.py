@@ -142,8 +142,10 @@ class Grid:
                 raise ValueError(
                     f"{a.what} and {b.what} measure the same rows of the task {a.bound.task}: measure them in two runs"
                 )
-        asked = any(one.bound.task == BoundCost.task for one in setups)
-        if self.cost and not asked and lm.own_reader() is None:  # rows of a served model count its requests and tokens
+        costs = [one.what for one in setups if one.bound.task == BoundCost.task]
+        if len(costs) > 1:
+            raise ValueError(f"{' and '.join(costs)} would share one table of costs: measure them in two runs")
+        if self.cost and not costs and lm.own_reader() is None:  # rows of a served model count its requests and tokens
             # the contexts of the tasks that count tokens
             contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
                         for n in one.lengths or ()}  # fmt: skip

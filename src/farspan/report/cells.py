@@ -199,6 +199,11 @@ def in_nats(quality: str) -> bool:
     return quality.startswith("nats ")
 
 
+def in_seconds(quality: str) -> bool:
+    """Return whether a quality is a time, by its name. Times also depend on what else the machine does."""
+    return quality.startswith("seconds ")
+
+
 def _number(row: Row, name: str) -> float | None:
     """Return a score of a row, or its mean if it is a list by layer and head; None if it is no number.
 
@@ -231,15 +236,15 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two; other numbers, which values outside of
     these show, are not clipped. None under two examples, and where other scores than right or wrong are all the same:
     their spread is unknown."""
-    nats = in_nats(quality["name"])
-    is_binary = not nats and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all()
+    unbounded = in_nats(quality["name"]) or in_seconds(quality["name"])
+    is_binary = not unbounded and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all()
     if is_binary and len(values) > 1:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
     low, high = (float(side[0]) for side in interval(values[:, None]))
     if np.isnan(low):
         return None, None
-    if quality["exp"] or nats:
+    if quality["exp"] or unbounded:
         return low, high
     least = -1.0 if " - " in quality["score"] else 0.0
     is_share = values.min() >= least and values.max() <= 1
@@ -298,7 +303,7 @@ def _costs(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _verdict(cell: Cell, corrected: float | None, higher_is_better: bool | None) -> str:
-    if corrected is None or cell.difference is None or higher_is_better is None:
+    if corrected is None or cell.difference is None or higher_is_better is None or in_seconds(cell.quality):
         return ""
     if corrected >= LEVEL or abs(cell.difference) < ROUNDING:
         return NOT_SHOWN

@@ -101,7 +101,8 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """`worse` if any change is; else `undecided` if one of memory or quality is or has nothing to compare with,
-        since costs are seldom decided; else `better` if any is; else `equal`. Of a run of costs alone all count."""
+        since costs are seldom decided; else `better` if any is; else `equal`. If only costs were measured, all of them
+        count."""
         counted = [one for one in self.changes if self.only_costs or one.kind != "cost" or one.verdict == "worse"]
         found = {one.verdict for one in counted}
         found |= {"undecided"} if self.lacking or not found else set()
@@ -125,6 +126,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     remarks, lacking = same_weights((baseline, now)), list[str]()
     theirs = {(group.spec, one.method): one for group in grouped([now], MEMBERS) for one in group.members if one.rows}
     groups = grouped([baseline], MEMBERS)
+    only_costs = all(group.task == COST for group in groups)
     for group in groups:
         for one in (one for one in group.members if one.rows):
             if (other := theirs.pop((group.spec, one.method), None)) is None:
@@ -145,7 +147,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     elif different:
         remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
-        found += _costs(baseline, now, log1p(tolerances["cost"]), remarks)
+        found += _costs(baseline, now, log1p(tolerances["cost"]), lacking if only_costs else remarks)
     for name in NUMERICS:
         a, b = (one.get(name) for one in about)
         if a != b:
@@ -155,7 +157,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
         [replace(one, p_holm=p, verdict=_verdict(one, p)) for one, p in zip(found, corrected, strict=True)],
         remarks,
         lacking,
-        all(group.task == COST for group in groups),
+        only_costs,
     )
 
 
@@ -293,25 +295,25 @@ def _tested(value: float, error: float, freedom: float, count: int, equal: float
 
 
 def _costs(baseline: Source, now: Source, margin: float, remarks: list[str]) -> Iterator[Change]:
-    """Yield the changes of the costs, as they were measured apart from the tasks; add to `remarks` those that the model
-    lacks."""
+    """Yield the changes of the costs; note in `remarks` those of which one of the runs has too few measurements."""
     before, after = ({key[1:]: rows for key, rows in cost_rows(one).items()} for one in (baseline, now))
     for method, length in before:
-        mine, lacking = after.get((method, length), []), list[str]()
+        mine, lacking = after.get((method, length), []), dict[str, list[str]]()
         for score, (name, higher, unit) in COSTS.items():
             first, second = (_logs(rows, score) for rows in (before[method, length], mine))
             if (count := min(len(first), len(second))) < LEAST_PAIRS:
-                lacking += [name] if len(first) >= LEAST_PAIRS else []
+                lacking.setdefault("baseline" if len(first) < LEAST_PAIRS else "model", []).append(name)
                 continue
             value, error, freedom = welch_error(first, second)
             found = _tested(value, error, freedom, count, tost(value, error, freedom, margin, count))
             # without the residue of the logarithm
             means = [round(exp(one.mean()) / unit, 6) for one in (first, second)]
             yield Change("cost", name, method, "", length, means[0], means[1], found, margin, higher, count)
-        if lacking:
-            why = next((f": {row.status}: {row.reason}" for row in mine if row.status != "ok"), "")
-            few = f"the model has fewer than {LEAST_PAIRS} measurements{why}"
-            remarks.append(f"{method} {', '.join(lacking)} at {length:,} tokens: not compared, {few}")
+        for whose, names in lacking.items():
+            rows = mine if whose == "model" else before[method, length]
+            why = next((f": {row.status}: {row.reason}" for row in rows if row.status != "ok"), "")
+            few = f"the {whose} has fewer than {LEAST_PAIRS} measurements{why}"
+            remarks.append(f"{method} {', '.join(names)} at {length:,} tokens: not compared, {few}")
 
 
 def _logs(rows: Sequence[Row], score: str) -> np.ndarray:

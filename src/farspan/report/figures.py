@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of
+from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of, in_seconds
 from farspan.report.export import counted, details_of, quality_of, with_interval
 from farspan.report.figure import Failed, Figure, Heat, Line, Rule, pareto_front, sample_size
 from farspan.report.picture import draw_figure
@@ -150,14 +150,15 @@ def cost_of(cell: Cell, price: str) -> float | None:
 
 def cost_figure(found: Sequence[Cell], price: str, higher_is_better: bool | None) -> Figure | None:
     """Return quality against one of PRICES, a point with its interval for each cell at the longest length that most
-    members share, and their Pareto front; None if no cell has that cost, or the quality itself is a time as it is.
+    members share, and their Pareto front; None if no cell has that cost, or if the quality is itself the seconds to the
+    first token and the cost a time.
 
     Args:
         found: cells of one task.
         higher_is_better: of the quality; None: neither is, so there is no front.
     """
     chosen = at_longest_shared(found)
-    if chosen and chosen[0].quality == PRICES["seconds"] and price != "memory":
+    if chosen and in_seconds(chosen[0].quality) and price != "memory":
         return None
     order = [cells[0].whose for cells in by_member(found)]
     lines = []

@@ -42,6 +42,12 @@ class Cost(Task):
         """Return a quarter of the smallest trained length, but at least 256, and its doublings to twice the largest."""
         return doubled_lengths(max(256, min(trained) // 4), trained)
 
+    def check(self, lengths: Sequence[int]) -> None:
+        if lengths[0] < 2:
+            raise ValueError(
+                f"cost: length {lengths[0]} has no token to read before the last one: give 2 tokens or more"
+            )
+
     def on(self, lm: LM, text: str) -> "BoundCost":
         """Bind the task; it reads no text.
 

@@ -27,6 +27,7 @@ from farspan.text.tokenising import tokenised
 CACHE_FORMAT = 1  # incremented when the stored content or the tokenisation changes
 NUM_RANDOM_TOKENS = 1 << 22
 UNKNOWN_SHARE = 0.05  # of tokens; a larger share of tokens unknown to the tokenizer is reported
+ENDS = 64  # tokens of the beginning and of the end of a document by which a copy of it is known
 LARGEST_SHARE = 0.9  # of tokens; a single token with a larger share is reported
 LINE_EVERY = 5.0, 15.0  # seconds between lines of progress: on a terminal, otherwise
 
@@ -74,13 +75,15 @@ class Corpus:
         """Return the share of this text's tokens that are in documents of another text, under the same tokenizer."""
         if self.source == other.source:
             return 1.0
-        sizes: dict[int, int] = {}  # of this text's documents, in tokens, by their hash
-        for index in range(self.num_documents):
-            key = hash(self.document(index).tobytes())
-            sizes[key] = sizes.get(key, 0) + len(self.document(index))
-        alike = np.flatnonzero(np.isin(np.diff(other.starts), np.diff(self.starts))).tolist()
-        found = {key for index in alike if (key := hash(other.document(index).tobytes())) in sizes}
-        return sum(sizes[key] for key in found) / len(self.tokens)
+        mine, theirs = np.diff(self.starts), np.diff(other.starts)
+        keys = {other.key(index) for index in np.flatnonzero(np.isin(theirs, mine)).tolist()}
+        alike = np.flatnonzero(np.isin(mine, theirs)).tolist()
+        return float(sum(mine[index] for index in alike if self.key(index) in keys)) / len(self.tokens)
+
+    def key(self, index: int) -> tuple[int, bytes, bytes]:
+        """Return what two documents have in common only if one is a copy of the other: length, beginning and end."""
+        document = self.document(index)
+        return len(document), document[:ENDS].tobytes(), document[-ENDS:].tobytes()
 
     def num_windows(self, length: int, enough: int) -> int:
         """Return the number of windows of `length` tokens that `windows` can make: inside documents, or, if these are
@@ -122,7 +125,7 @@ class Corpus:
         """
         first, last = self._documents_of_windows(length, count, seed)
         documents = first[first == last].tolist()
-        keys = {one: hash(self.document(one).tobytes()) for one in documents}
+        keys = {one: self.key(one) for one in documents}
         original = {key: one for one, key in reversed(keys.items())}
         return sum(original[keys[one]] != one for one in documents)
 

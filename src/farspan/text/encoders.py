@@ -38,7 +38,7 @@ def vectors_of(encoder: Any, texts: Sequence[str], *, query: bool = False) -> Fl
 
 def num_cut(encoder: Any, texts: Sequence[str]) -> int:
     """Return how many of some texts have more tokens than an encoder reads, without its prompt."""
-    if (most := getattr(encoder, "max_seq_length", None)) is None:
+    if (most := getattr(encoder, "max_seq_length", None)) is None or not callable(encoder.tokenizer):
         return 0
     return sum(len(ids) > most for ids in encoder.tokenizer(list(texts), verbose=False)["input_ids"])
 

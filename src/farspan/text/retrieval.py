@@ -313,8 +313,9 @@ def _refuse_other_encoder(index: Index) -> None:
         return  # as `search` will report
     if different := encoders.difference(index.about, encoders.record_of(encoder)):
         raise ValueError(
-            f"the encoder {index.about['encoder']!r} has changed since it made the vectors of {index.folder}: "
-            f"{different}. Restore it, or delete {index.folder} and build the index again with `farspan index`"
+            f"the encoder {index.about['encoder']!r} has changed since it made the vectors of {index.folder}, or an "
+            f"older farspan made them without its prompts: {different}. Restore it, or delete {index.folder} and build "
+            "the index again with `farspan index`"
         )
 
 

@@ -93,7 +93,7 @@ def read_held_out(name: str | None, text: Corpus, tokenizer: Any, notice: Notice
 
 
 def trained_on(judged: Corpus, text: Corpus) -> str:
-    """Return in words how much of a text by which a training on `text` is judged is trained on; "" if hardly any."""
+    """Return in words how much of the evaluation text `judged` is in the training text; "" if hardly any."""
     if judged.source == text.source:
         return "is the text that is trained on"
     share = judged.share_in(text)

@@ -180,7 +180,11 @@ def measured_table(summary: Mapping[str, Any], log: Log) -> str:
         return ""
     ends = measured[0], measured[-1]
     steps = _names_of_steps(ends)
-    kind = "Text of the training" if summary.get("measured_on_training_text", False) else "Held-out text"
+    kind = (
+        "Text of the training, in whole or in part"
+        if summary.get("measured_on_training_text", False)
+        else "Held-out text"
+    )
     text = summary["settings"]["watch"]["text"]
     lines = [f"\n{kind} ({text}), the same tokens after more and more of it:\n"]
     lines += ["| tokens | " + " | ".join(f"{what}, {at}" for what in ("perplexity", "accuracy") for at in steps) + " |"]

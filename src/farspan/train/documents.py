@@ -157,10 +157,10 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
                 f"text {corpus.name!r} has {len(self.stream):,} tokens, less than a window of {self.window:,}"
             )
         self._found: dict[int, np.ndarray] = {}  # tokens of passages
-        first: dict[int, int] = {}  # document by the hash of its tokens
+        first: dict[tuple[int, bytes, bytes], int] = {}  # document by its key
         every = range(corpus.num_documents) if "retrieved" in self.kinds else ()
         # of each document the first that is equal to it
-        self.equal = np.array([first.setdefault(hash(corpus.document(i).tobytes()), i) for i in every], np.int64)
+        self.equal = np.array([first.setdefault(corpus.key(i), i) for i in every], np.int64)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -209,7 +209,8 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         return sample
 
     def _retrieved(self, query: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, Bool[np.ndarray, "chunks chunk"]]:
-        """Return the best passages of other documents than `own` and copies of these, and a mask of their tokens.
+        """Return the best passages of documents that are neither in `own` nor copies of these, and a mask of their
+        tokens.
 
         In an index of the training text, passages of the query's own documents would be copies of the tokens to be
         predicted. In an index of another text, documents of the same numbers are left out too, which does no harm.
@@ -222,7 +223,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         mine = int(np.isin(index.documents, own).sum())
         wanted = min(len(index), settings.chunks + mine)
         numbers = index.search([self.tokenizer.decode(query.tolist())], wanted)[0][0]
-        others = [int(n) for n in numbers if index.documents[n] not in own][: settings.chunks]
+        others = numbers[~np.isin(index.documents[numbers], own)][: settings.chunks].tolist()
         for row, number in enumerate(others):
             if number not in self._found:
                 given = self.tokenizer(index.passage(number), add_special_tokens=False, split_special_tokens=True)

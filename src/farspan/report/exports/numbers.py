@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farspan.report.cells import cells_of, in_nats
+from farspan.report.cells import cells_of, in_nats, in_seconds
 from farspan.report.curve_section import COLUMNS
 from farspan.report.curves import HEADLINE, CurveMember
 from farspan.report.kinds import MEMBERS
@@ -27,7 +27,7 @@ class Number:
     value: float
     low: float | None  # None: no interval
     high: float | None
-    unit: str  # tokens, share, perplexity or nats; score: of a task of the user's own, in a unit that is not known
+    unit: str  # tokens, share, perplexity, nats, seconds; score: of a task of the user's own, whose unit is not known
     higher_is_better: bool
     n: int  # repeats
     length: int | None = None  # in the group's unit; None: of the whole curve
@@ -42,7 +42,8 @@ class Number:
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """The least and the largest possible value; None: there is none."""
-        known = {"tokens": (0.0, None), "perplexity": (1.0, None), "nats": (None, None), "score": (None, None)}
+        known = {"tokens": (0.0, None), "seconds": (0.0, None), "perplexity": (1.0, None)}
+        known |= {"nats": (None, None), "score": (None, None)}
         return known.get(self.unit, (_least(self.group.entry["quality"]), 1.0))
 
 
@@ -73,6 +74,8 @@ def _unit(quality: Mapping[str, Any], values: Sequence[float]) -> str:
     """Return the unit of a quality, as of `Number`. A share, or a difference of two, is told by its values."""
     if quality["exp"] or in_nats(quality["name"]):
         return "perplexity" if quality["exp"] else "nats"
+    if in_seconds(quality["name"]):
+        return "seconds"
     return "share" if all(_least(quality) <= value <= 1 for value in values) else "score"
 
 
