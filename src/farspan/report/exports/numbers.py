@@ -42,9 +42,9 @@ class Number:
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """The least and the largest possible value; None: there is none."""
-        known = {"tokens": (0.0, None), "seconds": (0.0, None), "perplexity": (1.0, None)}
-        known |= {"nats": (None, None), "score": (None, None)}
-        return known.get(self.unit, (_least(self.group.entry["quality"]), 1.0))
+        if self.unit == "share":
+            return _least(self.group.entry["quality"]), 1.0
+        return {"tokens": 0.0, "seconds": 0.0, "perplexity": 1.0}.get(self.unit), None
 
 
 def numbers_of(source: Source) -> list[Number]:
