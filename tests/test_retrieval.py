@@ -219,7 +219,7 @@ def test_an_index_of_an_encoder_that_has_changed_is_refused(
     first = build(text, folder, kind=kind, words=20, encoder=encoder())
     assert build(text, folder, kind=kind, words=20, encoder=encoder()).hash == open_index(folder).hash == first.hash
     name = encoder(**change)
-    said = f"encoder '{name}' has changed since it made the vectors of {folder}: {different}.* delete {folder} and"
+    said = f"'{name}' has changed since it made the vectors of {folder}, or .*: {different}.* delete {folder} and"
     with one_line(said):
         open_index(folder)
     with one_line(said):

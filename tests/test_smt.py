@@ -461,7 +461,8 @@ def test_a_text_that_is_trained_on_is_not_called_held_out(settings: Make, tmp_pa
     chosen = settings("a", "trainer.steps=2", "lengths.mode=fixed", *watch)
     assert train(chosen, TrainingWatch(notice=lines.append))["measured_on_training_text"]
     assert f"watch.text = {text!r} is the text that is trained on: it is not measured on held-out text" in lines
-    assert f"\nText of the training ({text}), the same tokens" in (tmp_path / "a" / "README.md").read_text()
+    card = (tmp_path / "a" / "README.md").read_text()
+    assert f"\nText of the training, in whole or in part ({text}), the same tokens" in card
 
 
 @pytest.mark.parametrize("short", ["skip", "join"])

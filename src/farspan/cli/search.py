@@ -109,8 +109,7 @@ def search_rope(
             if not found.best or not found.best.number:
                 console.print_line("no candidate within the bound remembers more than untrained YaRN", style="yellow")
             same = " --seed " in command
-            overlapping = "on windows of the same texts, which can overlap (give another --text for others)"
-            where = overlapping if same else "on other texts"
+            where = "on windows of the same texts, which can overlap: give another --text" if same else "on other texts"
             console.print_command(f"{where}:\n{command}")
         else:
             nearest = found.nearest
