@@ -785,7 +785,7 @@ def test_windows_that_hold_the_end_of_a_document_are_counted(sizes: tuple[int, .
             any(window[0] < start <= window[-1] for start in corpus.starts)
             for window in corpus.windows(length, count, seed)
         ]
-        assert corpus.num_crossing(length, count, seed) == sum(ends)
+        assert corpus.num_crossing_and_copied(length, count, seed)[0] == sum(ends)
     assert (sum(ends) > 0) == (sizes[0] < length or sizes == (25, 55))
 
 
@@ -794,12 +794,12 @@ def test_windows_in_copies_of_a_document_are_counted() -> None:
     tokens = np.concatenate([copied, copied + 100, copied, copied + 200, copied, copied + 300])
     text = Corpus("a", "a", tokens, starts)
     for seed in range(5):
-        assert text.num_in_copies(30, 6, seed) == 2
+        assert text.num_crossing_and_copied(30, 6, seed)[1] == 2
         windows = text.windows(20, 8, seed)  # six documents, then two of them again
         originals = sum(window[0] < 100 for window in windows)
-        assert 2 <= text.num_in_copies(20, 8, seed) < originals
-        assert text.num_in_copies(60, 4, seed) == 0  # windows over several documents
-        assert counted(50, 50, 50).num_in_copies(20, 6, seed) == 0
+        assert 2 <= text.num_crossing_and_copied(20, 8, seed)[1] < originals
+        assert text.num_crossing_and_copied(60, 4, seed)[1] == 0  # windows over several documents
+        assert counted(50, 50, 50).num_crossing_and_copied(20, 6, seed)[1] == 0
 
 
 def test_a_text_too_short_says_what_it_has_and_what_would_do() -> None:

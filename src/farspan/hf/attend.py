@@ -101,6 +101,21 @@ def slices(num: int, size: int) -> Iterator[slice]:
         yield slice(first, min(num, first + size))
 
 
+def written(
+    buffer: Tensor | None, states: Float[Tensor, "*batch time dim"], start: int, capacity: int
+) -> Float[Tensor, "*batch capacity dim"]:
+    """Return a buffer that holds `states` from token `start` on: the same one, or, if they do not fit or there is none,
+    a copy for at least `capacity` tokens."""
+    end = start + states.shape[-2]
+    if buffer is None or end > buffer.shape[-2]:
+        grown = states.new_empty((*states.shape[:-2], max(end, capacity), states.shape[-1]))
+        if buffer is not None:
+            grown[..., :start, :] = buffer[..., :start, :]
+        buffer = grown
+    buffer[..., start:end, :] = states
+    return buffer
+
+
 Attend = Callable[[Call], Float[Tensor, "batch heads groups time value_dim"]]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from farspan.hf.attend import Layer, SinkWindow, keeps_to_its_own
+from farspan.hf.attend import Layer, SinkWindow, keeps_to_its_own, written
 
 
 class BufferLayer(DynamicLayer):
@@ -30,21 +30,14 @@ class BufferLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.length + key_states.shape[-2]
-        self.key_buffer = self._write(self.key_buffer, key_states, end)
-        self.value_buffer = self._write(self.value_buffer, value_states, end)
+        self.key_buffer = self._written(self.key_buffer, key_states)
+        self.value_buffer = self._written(self.value_buffer, value_states)
         self.length = end
         self.keys, self.values = self.key_buffer[..., :end, :], self.value_buffer[..., :end, :]
         return self.keys, self.values
 
-    def _write(self, buffer: Tensor | None, states: Tensor, end: int) -> Tensor:
-        if buffer is None or end > buffer.shape[-2]:
-            capacity = max(end, self.capacity if buffer is None else buffer.shape[-2] * 5 // 4)
-            grown = states.new_empty((*states.shape[:-2], capacity, states.shape[-1]))
-            if buffer is not None:
-                grown[..., : self.length, :] = buffer[..., : self.length, :]
-            buffer = grown
-        buffer[..., self.length : end, :] = states
-        return buffer
+    def _written(self, buffer: Tensor | None, states: Tensor) -> Tensor:
+        return written(buffer, states, self.length, self.capacity if buffer is None else buffer.shape[-2] * 5 // 4)
 
     def get_seq_length(self) -> int:
         return self.length + self.num_dropped

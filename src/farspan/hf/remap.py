@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from farspan.hf.attend import FUSED_QUERIES, Call, angles, dense, mixed, slices, turned
+from farspan.hf.attend import FUSED_QUERIES, Call, angles, dense, mixed, slices, turned, written
 from farspan.hf.flash import flash, hidden_mask, joined, takes
 
 ROOM = 256  # tokens for which rotated keys have room before they are copied
@@ -101,12 +101,8 @@ def _moved(call: Call, remap: Remap, inv_freq: Tensor, stop: int) -> Float[Tenso
 
     if call.turned is None or call.query.shape[3] > 1 or call.num_missing or torch.is_grad_enabled():
         return rotated(range(call.num_missing, stop))
-    kept, count = call.turned.get(call.layer.index, (call.key[:, :, :0], 0))
-    if stop > kept.shape[2]:
-        more = call.key.new_empty(*call.key.shape[:2], stop + ROOM, call.key.shape[3])
-        more[:, :, :count] = kept[:, :, :count]
-        kept = more
-    kept[:, :, count:stop] = rotated(range(count, stop))
+    before, count = call.turned.get(call.layer.index, (None, 0))
+    kept = written(before, rotated(range(count, stop)), count, stop + ROOM)
     call.turned[call.layer.index] = kept, stop
     return kept[:, :, :stop]
 

@@ -83,14 +83,15 @@ def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
                 longest[text.hash] = text, length, count
     for text, length, count in longest.values():
         with suppress(ValueError):  # a text too short is refused later
-            if (found := text.num_crossing(length, count, seed)) >= CROSSING_SHARE * count:
+            crossing, copied = text.num_crossing_and_copied(length, count, seed)
+            if crossing >= CROSSING_SHARE * count:
                 yield (
-                    f"text {text.name!r}: {found} of {count} windows of {length:,} tokens hold the end of a document, "
-                    "so a gain from a long context may mean less. Give longer documents, or smaller lengths"
+                    f"text {text.name!r}: {crossing} of {count} windows of {length:,} tokens hold the end of a "
+                    "document, so a gain from a long context may mean less. Give longer documents, or smaller lengths"
                 )
-            if found := text.num_in_copies(length, count, seed):
+            if copied:
                 yield (
-                    f"text {text.name!r}: {found} of {count} windows of {length:,} tokens are from documents that "
+                    f"text {text.name!r}: {copied} of {count} windows of {length:,} tokens are from documents that "
                     "repeat the document of another window. They count as different texts, so intervals are too "
                     "narrow. Remove duplicate documents"
                 )

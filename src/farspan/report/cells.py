@@ -204,6 +204,11 @@ def in_seconds(quality: str) -> bool:
     return quality.startswith("seconds ")
 
 
+def least_share(quality: Mapping[str, Any]) -> float:
+    """Return the least value of a quality that is a share, or a difference of two."""
+    return -1.0 if " - " in quality["score"] else 0.0
+
+
 def _number(row: Row, name: str) -> float | None:
     """Return a score of a row, or its mean if it is a list by layer and head; None if it is no number.
 
@@ -246,7 +251,7 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
         return None, None
     if quality["exp"] or unbounded:
         return low, high
-    least = -1.0 if " - " in quality["score"] else 0.0
+    least = least_share(quality)
     is_share = values.min() >= least and values.max() <= 1
     return (max(low, least), min(high, 1.0)) if is_share else (low, high)
 

@@ -108,32 +108,22 @@ class Corpus:
             window = np.asarray(self.tokens[place : place + length], dtype=np.int64)
             yield np.random.default_rng([seed, length, number]).permutation(window) if self.shuffled else window
 
-    def num_crossing(self, length: int, count: int, seed: int) -> int:
-        """Return how many of the windows of `windows` hold the end of a document and the beginning of the next one.
+    def num_crossing_and_copied(self, length: int, count: int, seed: int) -> tuple[int, int]:
+        """Return how many of the windows of `windows` hold the end of a document and the beginning of the next one, and
+        how many are in a document that is a copy of an earlier window's.
 
         Raises:
             ValueError: as `windows`.
         """
-        first, last = self._documents_of_windows(length, count, seed)
-        return int((first != last).sum())
-
-    def num_in_copies(self, length: int, count: int, seed: int) -> int:
-        """Return how many of the windows of `windows` are in a document that is a copy of an earlier window's.
-
-        Raises:
-            ValueError: as `windows`.
-        """
-        first, last = self._documents_of_windows(length, count, seed)
-        documents = first[first == last].tolist()
-        keys = {one: self.key(one) for one in documents}
-        original = {key: one for one, key in reversed(keys.items())}
-        return sum(original[keys[one]] != one for one in documents)
-
-    def _documents_of_windows(self, length: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the documents of the first and of the last token of each window of `windows`."""
         places = np.array(list(islice(self._places(length, count, seed), count)), dtype=np.int64)
         first, last = (np.searchsorted(self.starts, at, "right") - 1 for at in (places, places + length - 1))
-        return first, last
+        documents = first[first == last]
+        return int((first != last).sum()), int((self.first_equal(documents) != documents).sum())
+
+    def first_equal(self, documents: Int[np.ndarray, "documents"]) -> Int[np.ndarray, "documents"]:
+        """Return for each of these documents the first of them that it is a copy of, itself without any."""
+        found: dict[tuple[int, bytes, bytes], int] = {}
+        return np.array([found.setdefault(self.key(one), one) for one in documents.tolist()], np.int64)
 
     def _places(self, length: int, least: int, seed: int) -> Iterator[int]:
         """Yield where the windows of `every_window` begin."""

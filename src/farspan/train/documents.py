@@ -157,10 +157,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
                 f"text {corpus.name!r} has {len(self.stream):,} tokens, less than a window of {self.window:,}"
             )
         self._found: dict[int, np.ndarray] = {}  # tokens of passages
-        first: dict[tuple[int, bytes, bytes], int] = {}  # document by its key
-        every = range(corpus.num_documents) if "retrieved" in self.kinds else ()
-        # of each document the first that is equal to it
-        self.equal = np.array([first.setdefault(corpus.key(i), i) for i in every], np.int64)
+        self.equal = corpus.first_equal(np.arange(corpus.num_documents if "retrieved" in self.kinds else 0))
 
     @property
     def inputs(self) -> dict[str, str]:

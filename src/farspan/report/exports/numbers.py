@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farspan.report.cells import cells_of, in_nats, in_seconds
+from farspan.report.cells import cells_of, in_nats, in_seconds, least_share
 from farspan.report.curve_section import COLUMNS
 from farspan.report.curves import HEADLINE, CurveMember
 from farspan.report.kinds import MEMBERS
@@ -43,7 +43,7 @@ class Number:
     def bounds(self) -> tuple[float | None, float | None]:
         """The least and the largest possible value; None: there is none."""
         if self.unit == "share":
-            return _least(self.group.entry["quality"]), 1.0
+            return least_share(self.group.entry["quality"]), 1.0
         return {"tokens": 0.0, "seconds": 0.0, "perplexity": 1.0}.get(self.unit), None
 
 
@@ -76,12 +76,7 @@ def _unit(quality: Mapping[str, Any], values: Sequence[float]) -> str:
         return "perplexity" if quality["exp"] else "nats"
     if in_seconds(quality["name"]):
         return "seconds"
-    return "share" if all(_least(quality) <= value <= 1 for value in values) else "score"
-
-
-def _least(quality: Mapping[str, Any]) -> float:
-    """Return the least value of a share, or of a difference of two."""
-    return -1.0 if " - " in quality["score"] else 0.0
+    return "share" if all(least_share(quality) <= value <= 1 for value in values) else "score"
 
 
 def _memory(member: CurveMember, group: Group) -> Iterator[Number]:
