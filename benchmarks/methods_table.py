@@ -436,17 +436,24 @@ def _correlation(values: np.ndarray) -> str:
         return MISSING
     if not (np.ptp(values, axis=0) > 0).all():
         return f"{MISSING} (equal values)"
-    value, low, high = _resampled(values, _first_two)
+    value, low, high = resampled(values, first_two)
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
 
 
 def correlation(model: str, one: str, other: str, length: int) -> Interval:
     """Return the rank correlation of two measures over the methods, and its interval."""
-    return _resampled(together(measures(model, length), one, other), _first_two)
+    return resampled(together(measures(model, length), one, other), first_two)
 
 
-def _first_two(values: np.ndarray) -> np.ndarray:
+def first_two(values: np.ndarray) -> np.ndarray:
+    """Return the rank correlations [...] of the first two of measures [..., methods, measures]."""
     return rank_correlations(values)[..., 0, 1]
+
+
+def second_more_than_third(values: np.ndarray) -> np.ndarray:
+    """Return how much more the second of measures [..., methods, measures] correlates with the first than the third."""
+    correlations = rank_correlations(values)
+    return correlations[..., 0, 1] - correlations[..., 0, 2]
 
 
 def rank_correlations(values: np.ndarray) -> np.ndarray:
@@ -457,7 +464,7 @@ def rank_correlations(values: np.ndarray) -> np.ndarray:
     return np.swapaxes(ranks, -1, -2) @ ranks
 
 
-def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
+def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
     """Return a statistic of values [methods, measures], and its 95 % interval by resampling methods. Samples in which
     a measure is the same for all methods are left out: they have no rank correlation."""
     rng = np.random.default_rng(0)
@@ -470,13 +477,7 @@ def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
 def against_perplexity(model: str, task: str, measure: str, length: int) -> Interval:
     """Return how much more a measure correlates with a task over the methods than perplexity does, and its 95 %
     interval by resampling methods."""
-    values = together(measures(model, length), task, measure, NAMES["perplexity"])
-
-    def more(drawn: np.ndarray) -> np.ndarray:
-        correlations = rank_correlations(drawn)
-        return correlations[..., 0, 1] - correlations[..., 0, 2]
-
-    return _resampled(values, more)
+    return resampled(together(measures(model, length), task, measure, NAMES["perplexity"]), second_more_than_third)
 
 
 def predictors(model: str) -> str:

@@ -40,14 +40,14 @@ import numpy as np
 import recorded as kept
 import torch
 from common import table
-from memory_recipes import DEMO_SIZE, folder_of_base
+from memory_recipes import DEMO_SIZE, curve_of, folder_of_base, nats_of
+from methods_table import first_two, resampled, second_more_than_third
 from smt_extend import RECIPES, TEXT, extended
 
-from farspan import LM, Row, load, measure
+from farspan import LM, Row, load, measure, stats
 from farspan.loading.places import DEMO
 from farspan.record import read_rows
 from farspan.report.cells import score_of
-from farspan.stats import holm, student_mean
 
 RECORDED = kept.BENCHMARKS / "untrained_memory"
 PAGE = RECORDED.with_suffix(".md")
@@ -195,7 +195,7 @@ def measured(folder: Path, first: int = 0) -> dict[str, By]:
 def difference(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[np.ndarray, str, float]:
     """Return the means [2] over the texts that both have, the difference with its interval, and its p value."""
     pairs = np.array([[one[text], other[text]] for text in one if text in other])
-    mean, low, high, chance = student_mean(pairs[:, 0] - pairs[:, 1])
+    mean, low, high, chance = stats.student_mean(pairs[:, 0] - pairs[:, 1])
     return pairs.mean(0), f"{mean:+.3f} [{low:.3f}, {high:.3f}]", chance
 
 
@@ -204,7 +204,7 @@ def compared(found: dict[str, By], one: str, other: str) -> str:
     keys = [key for key in found[one] if key in found[other]]
     each = [difference(found[one][key], found[other][key]) for key in keys]
     lines = []
-    for key, (means, said, _), p in zip(keys, each, holm([chance for *_, chance in each]), strict=True):
+    for key, (means, said, _), p in zip(keys, each, stats.holm([chance for *_, chance in each]), strict=True):
         texts = len(found[one][key].keys() & found[other][key].keys())
         given = [key[0], key[1], f"{key[2]:,}", f"{texts}", *(f"{value:.3f}" for value in means)]
         lines.append([*given, said, "–" if p is None else f"{p:.2g}"])
@@ -219,7 +219,7 @@ def overview(found: dict[str, By], recipes: Sequence[str], other: str, task: str
     for name, key in product(recipes, keys):
         common = {text: found[name][key][text] for text in found[name][key] if text in texts[key]}
         each.append(difference(common, found[other][key]))
-    significant = (p is not None and p < 0.05 for p in holm([chance for *_, chance in each]))
+    significant = (p is not None and p < 0.05 for p in stats.holm([chance for *_, chance in each]))
     cells = iter(f"**{said}**" if strong else said for (_, said, _), strong in zip(each, significant, strict=True))
     lines = [[f"`{name}`", *islice(cells, len(keys))] for name in recipes]
     (number,) = {len(some) for some in texts.values()}
@@ -228,14 +228,52 @@ def overview(found: dict[str, By], recipes: Sequence[str], other: str, task: str
     return table([f"{number} texts", *heads], lines)
 
 
+def correlations(found: dict[str, By], prefix: str = "") -> str:
+    """Return a table of what foresees needles and questions over the models for 8,192 tokens, trained or not: rank
+    correlations with their memory at about the length of the task and with their loss on all of 8,192 tokens, and by
+    how much the former are higher; intervals by resampling models.
+
+    Args:
+        prefix: of the names of the recipes that count.
+    """
+    models = {name: name for name in DEMO_SIZE.recipes if name in found and name.startswith(prefix)}
+    models |= {name: SIZES["demo"].untrained[name] for name in ("yarn16", "yarn16-log-n")}
+    loss = [float(np.mean(list(nats_of(DEMO_SIZE, recipe, "beyond").values()))) for recipe in models.values()]
+    lines = []
+    for what, label, tokens in found["yarn16"]:
+        if not all((what, label, tokens) in found[name] for name in models):
+            continue
+        by_model = [found[name][what, label, tokens] for name in models]
+        texts = set.intersection(*map(set, by_model))
+        sign = -1 if "less is better" in what else 1
+        task = [sign * float(np.mean([by[text] for text in sorted(texts)])) for by in by_model]
+        memory = [[_memory_at(recipe, part, tokens) for recipe in models.values()] for part in ("natural", "shuffled")]
+        better = [-value for value in loss]
+        values = [resampled(np.array([task, one]).T, first_two) for one in (*memory, better)]
+        values += [resampled(np.array([task, one, better]).T, second_more_than_third) for one in memory]
+        said = (f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in values)
+        lines.append([f"{what.partition(' (')[0]}, {tokens:,} ({len(texts)} texts)", *said])
+    heads = "memory, natural text", "memory, shuffled text", "loss", "natural text more than loss", "shuffled text more"
+    return table([f"{len(models)} models", *heads], lines)
+
+
+def _memory_at(recipe: str, part: str, tokens: int) -> float:
+    """Return the memory index of a recipe, or of an untrained method, at the longest length within so many tokens."""
+    curve = curve_of(DEMO_SIZE, recipe, part)
+    return float(stats.memory_index(curve)[max(i for i, length in enumerate(curve.lengths) if length <= tokens)])
+
+
 def page() -> str:
-    """Return the page with its tables, made again of the recorded rows: each is named `SIZE ONE OTHER [FIRST TEXT]`, or
-    `SIZE every OTHER TASK` with all recipes of memory_recipes.py. In place of a size, `mentions44` is a folder of rows
-    on more texts, apart since these are other windows."""
+    """Return the page with its tables, made again of the recorded rows: each is named `SIZE ONE OTHER [FIRST TEXT]`,
+    `SIZE every OTHER TASK` with all recipes of memory_recipes.py, or `SIZE correlations [PREFIX]`. In place of a size,
+    `mentions44` is a folder of rows on more texts, apart since these are other windows."""
 
     def made(name: str) -> str:
-        size, one, other, *more = name.split()
+        size, one, *more = name.split()
         folder = SIZES[size].recorded if size in SIZES else RECORDED / size
+        if one == "correlations":
+            return correlations(measured(folder), *more)
+        other, *more = more
         if one != "every":
             return compared(measured(folder, *map(int, more)), one, other)
         found = measured(folder)

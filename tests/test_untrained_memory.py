@@ -61,3 +61,23 @@ def test_models_are_given_with_the_name_of_their_recipe(
     with pytest.raises(SystemExit):
         untrained_memory.main()
     assert "got 'folder', expected NAME=FOLDER" in capsys.readouterr().err
+
+
+def test_a_task_is_foreseen_by_what_ranks_the_models_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["yarn-skip", "yarn-decoys", "yarn-decoys-log-n", "yarn-recurrences", "truncated-skip"]
+    order = {name: i for i, name in enumerate([*names, "yarn16", "yarn16-log-n"])}
+    untrained = untrained_memory.SIZES["demo"].untrained
+    by_recipe = {untrained.get(name, name): i for name, i in order.items()}
+    # memory rises with the order, and so does the loss; in text "b", which only some models have, answers fall with it
+    monkeypatch.setattr(untrained_memory, "_memory_at", lambda recipe, part, tokens: by_recipe[recipe])
+    monkeypatch.setattr(untrained_memory, "nats_of", lambda size, recipe, part: {0: float(by_recipe[recipe])})
+    nats = "needle: nats of an answer (less is better)", "library", 1024
+    found = {
+        name: {("own: right answers", "library", 1024): {"a": i} | ({"b": -9 * i} if i else {}), nats: {"a": i}}
+        for name, i in order.items()
+    }
+    right, cost = untrained_memory.correlations(found).splitlines()[2:]
+    assert right.split(" | ")[0] == "| own: right answers, 1,024 (1 texts)"
+    assert [cell.split()[0] for cell in right.split(" | ")[1:]] == ["+1.00", "+1.00", "-1.00", "+2.00", "+2.00"]
+    assert [cell.split()[0] for cell in cost.split(" | ")[1:]] == ["-1.00", "-1.00", "+1.00", "-2.00", "-2.00"]
+    assert "| 6 models |" in untrained_memory.correlations(found, "yarn")
