@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers import (
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
+    SequenceFeatureExtractor,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 from transformers.integrations import integration_utils
 
 import farspan.callback
@@ -479,6 +487,21 @@ def test_a_trainer_without_a_tokenizer_is_refused(trainer: Start, curves: Any, t
     with pytest.raises(ValueError, match=r"no tokenizer: give it one, CurveCallback\(tokenizer\)"):
         trainer(curves(), processing_class=None).train()
     trainer(curves(tokenizer), processing_class=None, steps=1).train()
+
+
+class Processor(ProcessorMixin):
+    """A processor, such as that of a model of text and images."""
+
+    def __init__(self, tokenizer: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer)
+
+
+def test_the_tokenizer_of_a_processor_is_used(trainer: Start, curves: Any, tokenizer: Any) -> None:
+    measured = trainer(curves(), processing_class=Processor(tokenizer), steps=2)
+    measured.train()
+    assert logged(measured.state.log_history, "farspan/span")
+    with pytest.raises(ValueError, match="CurveCallback has no tokenizer"):
+        trainer(curves(), processing_class=SequenceFeatureExtractor(1, 16_000, 0.0)).train()
 
 
 @pytest.mark.parametrize("attached", [True, False])

@@ -74,7 +74,7 @@ class MeasuringCallback(TrainerCallback, ABC):
     such as those of `report_to`. A Trainer takes one callback of each class.
 
     Args:
-        tokenizer: default the Trainer's `processing_class`.
+        tokenizer: default the Trainer's `processing_class`, or its tokenizer if it is a processor.
         text: name of a text (see `farspan.text.documents`), preferably one that the model is not trained on.
         every: steps from one measurement to the next; the last step is measured in any case.
         out: the run folder; default `name` in the Trainer's `output_dir`.
@@ -131,7 +131,9 @@ class MeasuringCallback(TrainerCallback, ABC):
         Raises:
             ValueError: as the class, when the training begins; except for its folder and a second callback.
         """
-        tokenizer = self.tokenizer if self.tokenizer is not None else tokenizer
+        given = self.tokenizer if self.tokenizer is not None else tokenizer
+        # else a processor, such as of a model of text and images
+        tokenizer = given if hasattr(given, "bos_token_id") else getattr(given, "tokenizer", None)
         if tokenizer is None:
             name = type(self).__name__
             raise ValueError(
