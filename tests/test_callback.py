@@ -12,13 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers import (
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
+    SequenceFeatureExtractor,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 from transformers.integrations import integration_utils
 
 import farspan.callback
 from farspan import CurveCallback, hf, measure, read_rows
 from farspan.hf.training import set_aside, unwrapped
-from farspan.lm import wrap
+from farspan.lm import fingerprint, wrap
 from farspan.reader import dense_reader
 from farspan.record import read_header
 
@@ -58,7 +66,8 @@ def trainer(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Start:
     rows = [{"input_ids": row, "labels": row} for row in ids]
 
     def start(*callbacks: TrainerCallback, steps: int = 5, model: Any = None, **changes: Any) -> Trainer:
-        settings = {"processing_class": tokenizer} | {k: changes.pop(k) for k in ("processing_class",) if k in changes}
+        own = "processing_class", "optimizers"
+        settings = {"processing_class": tokenizer} | {k: changes.pop(k) for k in own if k in changes}
         arguments = {"use_cpu": True, "save_strategy": "no", "logging_steps": 1, "report_to": [], "disable_tqdm": True}
         arguments |= {"per_device_train_batch_size": 2, "learning_rate": 1e-2, "dataloader_pin_memory": False}
         made = Trainer(
@@ -282,6 +291,50 @@ def test_a_model_is_measured_after_a_trainer_as_its_weights_in_a_new_model_are(
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Averaging(torch.optim.SGD):
+    """SGD whose eval mode gives the weights other values, as a schedule-free optimizer does, and which rounds."""
+
+    training = True
+
+    @torch.no_grad()
+    def moved(self, training: bool, by: float) -> None:
+        if self.training != training:
+            for p in self.param_groups[0]["params"]:
+                p.add_(by)
+        self.training = training
+
+    def eval(self) -> None:
+        self.moved(False, 0.1)
+
+    def train(self) -> None:
+        self.moved(True, -0.1)
+
+
+def test_weights_are_those_that_the_optimizer_evaluates_with(
+    trainer: Start, curves: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    losses, prints = [], []
+
+    class Stop(
+        TrainerCallback
+    ):  # after the curve at the end of the step, so that it is measured at the end of the epoch
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 3
+
+    for callbacks in ((curves(), Stop()), (Stop(),)):
+        model = tiny_model()
+        optimizer = Averaging(model.parameters(), lr=1e-2)
+        training = trainer(*callbacks, model=model, optimizers=(optimizer, None))
+        training.train()
+        assert optimizer.training
+        losses.append([entry["loss"] for entry in training.state.log_history if "loss" in entry])
+        optimizer.eval()
+        prints.append(fingerprint(model))
+    assert losses[0] == losses[1]
+    assert prints[0] == prints[1]
+    assert read_header(tmp_path / "out" / "farspan")["models"]["step-3"]["fingerprint"] == prints[0]
+
+
 def test_the_random_generator_of_a_device_without_cuda_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     model, place, state, restored = tiny_model(), torch.device("mps", 0), torch.zeros(1), []
     monkeypatch.setattr(model, "parameters", lambda: [SimpleNamespace(device=place)])
@@ -434,6 +487,21 @@ def test_a_trainer_without_a_tokenizer_is_refused(trainer: Start, curves: Any, t
     with pytest.raises(ValueError, match=r"no tokenizer: give it one, CurveCallback\(tokenizer\)"):
         trainer(curves(), processing_class=None).train()
     trainer(curves(tokenizer), processing_class=None, steps=1).train()
+
+
+class Processor(ProcessorMixin):
+    """A processor, such as that of a model of text and images."""
+
+    def __init__(self, tokenizer: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer)
+
+
+def test_the_tokenizer_of_a_processor_is_used(trainer: Start, curves: Any, tokenizer: Any) -> None:
+    measured = trainer(curves(), processing_class=Processor(tokenizer), steps=2)
+    measured.train()
+    assert logged(measured.state.log_history, "farspan/span")
+    with pytest.raises(ValueError, match="CurveCallback has no tokenizer"):
+        trainer(curves(), processing_class=SequenceFeatureExtractor(1, 16_000, 0.0)).train()
 
 
 @pytest.mark.parametrize("attached", [True, False])

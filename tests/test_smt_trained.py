@@ -248,6 +248,24 @@ def test_lora_is_not_added_to_a_weight_of_two_modules() -> None:
     choose(tiny_model(tie_word_embeddings=False), how)
 
 
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (
+            ("q_proj", "kproj"),
+            r"'kproj' is not the name of a module with a weight; names in LlamaForCausalLM are d",
+        ),
+        (("self_attn",), r"'self_attn' is not the name of a module with a weight; .*, q_proj, up_proj, v_proj$"),
+        ((), "got no names; names in LlamaForCausalLM are down_proj"),
+    ],
+)
+def test_a_module_for_lora_that_the_model_does_not_have_is_refused(modules: tuple[str, ...], message: str) -> None:
+    pytest.importorskip("peft")
+    with refused(rf"trained\.modules: {message}"):
+        choose(tiny_model(), TrainedSettings(what="lora", modules=modules))
+    choose(tiny_model(), TrainedSettings(what="lora", modules=("0.self_attn.q_proj", "k_proj")))
+
+
 def test_lora_without_peft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(ValueError, match=r"this needs the package peft: pip install 'farspan\[lora\]'"):

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -343,6 +344,11 @@ def test_labels_are_the_inputs() -> None:
 def test_a_text_shorter_than_a_row_is_refused() -> None:
     with pytest.raises(ValueError, match="text 'numbers' has 10 tokens, less than one row of 11"):
         PackedRows(numbered(9), 11, (0,), seed=0)
+
+
+def test_a_shuffled_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="text 'numbers' is shuffled: training needs its own order"):
+        PackedRows(replace(numbered(9), shuffled=True), 5, (0,), seed=0)
 
 
 def test_a_tokenizer_trained_on_a_text_gives_it_back(tmp_path: Path) -> None:

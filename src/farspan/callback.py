@@ -25,7 +25,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
 from farspan.files import expanded
-from farspan.hf.training import set_aside, unwrapped
+from farspan.hf.training import evaluated_weights, set_aside, unwrapped
 from farspan.lengths import check_lengths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring import trackers
@@ -74,7 +74,7 @@ class MeasuringCallback(TrainerCallback, ABC):
     such as those of `report_to`. A Trainer takes one callback of each class.
 
     Args:
-        tokenizer: default the Trainer's `processing_class`.
+        tokenizer: default the Trainer's `processing_class`, or its tokenizer if it is a processor.
         text: name of a text (see `farspan.text.documents`), preferably one that the model is not trained on.
         every: steps from one measurement to the next; the last step is measured in any case.
         out: the run folder; default `name` in the Trainer's `output_dir`.
@@ -131,7 +131,9 @@ class MeasuringCallback(TrainerCallback, ABC):
         Raises:
             ValueError: as the class, when the training begins; except for its folder and a second callback.
         """
-        tokenizer = self.tokenizer if self.tokenizer is not None else tokenizer
+        given = self.tokenizer if self.tokenizer is not None else tokenizer
+        # else a processor, such as of a model of text and images
+        tokenizer = given if hasattr(given, "bos_token_id") else getattr(given, "tokenizer", None)
         if tokenizer is None:
             name = type(self).__name__
             raise ValueError(
@@ -175,22 +177,31 @@ class MeasuringCallback(TrainerCallback, ABC):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0 and self.at_start:  # not in on_train_begin: a later callback can still raise there
-            self._measure(args, state, control)
+            self._measure(args, state, control, kwargs.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every == 0 or control.should_training_stop:
-            self._measure(args, state, control)
+            self._measure(args, state, control, kwargs.get("optimizer"))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if control.should_training_stop:  # set by a callback that runs after this one
-            self._measure(args, state, control)
+            self._measure(args, state, control, kwargs.get("optimizer"))
 
-    def _measure(self, args: Any, state: Any, control: Any) -> None:
+    def _measure(self, args: Any, state: Any, control: Any, optimizer: Any) -> None:
         if not state.is_world_process_zero or any(
             entry.get("step") == state.global_step and f"farspan/{self.seconds}" in entry for entry in state.log_history
         ):
             return
         started, name = time.perf_counter(), f"step-{state.global_step}"
+        with evaluated_weights(self._lm.model, optimizer):
+            run, values = self._measured(name, state.global_step)
+        if values:
+            values[self.seconds] = time.perf_counter() - started
+            self._log(args, state, control, {f"farspan/{name}": round(value, 4) for name, value in values.items()})
+            self._track(args, state, control, run, name, values)
+
+    def _measured(self, name: str, step: int) -> tuple[Run, dict[str, float]]:
+        """Measure the model as it is now; return the run, and the values to log."""
         named = {"name": name, "fingerprint": fingerprint(self._lm.model)}
         identity = self._lm.identity | named | about(*self._task.texts) | {"tasks": {self._spec: self._task.settings}}
         lm = replace(self._lm, name=name, identity=identity)
@@ -200,11 +211,7 @@ class MeasuringCallback(TrainerCallback, ABC):
             run.add_model(identity)
             with autocast:
                 measure_cell(self._task, self.method, lm, run, **self._what, watch=Watch(notice=logger.warning))
-            values = self.summarised(run, state.global_step)
-        if values:
-            values[self.seconds] = time.perf_counter() - started
-            self._log(args, state, control, {f"farspan/{name}": round(value, 4) for name, value in values.items()})
-            self._track(args, state, control, run, name, values)
+            return run, self.summarised(run, step)
 
     def _log(self, args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
         """Add values to the log history, and call `on_log` of all callbacks if this one is attached.

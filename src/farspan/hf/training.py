@@ -54,6 +54,31 @@ def unwrapped(model: Any) -> Any:
 
 
 @contextmanager
+def evaluated_weights(model: Any, optimizer: Any) -> Iterator[None]:
+    """Give a model in training the weights that its optimizer evaluates with, as the Trainer's evaluation does: those
+    of a schedule-free one are averages. Afterwards restore the weights in training, bit for bit.
+
+    Args:
+        optimizer: accelerate's wrapper of an optimizer, which has `eval` and `train` for all; None: there is none.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if not callable(getattr(getattr(inner, "optimizer", inner), "eval", None)):  # DeepSpeed wraps it once more
+        yield
+        return
+    held = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
+    optimizer.eval()
+    moved = any(not torch.equal(p, before) for p, before in held)  # not if it was in its eval mode
+    try:
+        yield
+    finally:
+        if moved:
+            optimizer.train()
+            with torch.no_grad():
+                for p, before in held:
+                    p.copy_(before)
+
+
+@contextmanager
 def set_aside(model: Any, *, gradients: bool = False) -> Iterator[None]:
     """Set the model to eval mode, without gradients unless a method may need `gradients`. Afterwards restore the mode
     of each module, and the random generators of Python, NumPy and torch."""

@@ -53,10 +53,11 @@ class PackedRows(Dataset[dict[str, Tensor]]):
     Tokens at the end that do not fill a row are left out. Labels equal the inputs (the model shifts them).
 
     Raises:
-        ValueError: the corpus is shorter than one row.
+        ValueError: a shuffled text, or one that is shorter than one row.
     """
 
     def __init__(self, corpus: Corpus, length: int, separator: tuple[int, ...], seed: int) -> None:
+        corpus.check_ordered()
         order = np.random.default_rng(seed).permutation(corpus.num_documents)
         self.corpus, self.stream, self.length = corpus, View(corpus, order, separator), length
         if len(self.stream) < length:

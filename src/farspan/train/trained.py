@@ -72,12 +72,13 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
     With LoRA it is another object, a wrapper of `model`. `plain` removes the changes again.
 
     Raises:
-        ValueError: no such parameters, a family whose queries and keys cannot be separated, or LoRA on tied weights.
+        ValueError: no such parameters, a family whose queries and keys cannot be separated, or modules that LoRA cannot
+            be added to.
     """
     total = sum(p.numel() for p in model.parameters())
     if settings.what == "lora":
         peft = optional_import("peft", "lora")
-        _refuse_tied(model, settings.modules)
+        _refuse_modules(model, settings.modules)
         lora = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,
@@ -99,17 +100,24 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
     return model, Count.of(model, total)
 
 
-def _refuse_tied(model: nn.Module, modules: Sequence[str]) -> None:
-    """Raise ValueError if LoRA is to be added to a module, such as a tied `lm_head`, whose weight another one uses: in
-    training it changes the one module alone, but once it is merged into the weight both."""
+def _refuse_modules(model: nn.Module, modules: Sequence[str]) -> None:
+    """Raise ValueError for names of modules that LoRA cannot be added to: names that no module with a weight has, which
+    PEFT leaves out without an error beside others; or a module, such as a tied `lm_head`, whose weight another one
+    uses: in training LoRA changes the one module alone, but once it is merged into the weight both."""
     used = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    for name, module in model.named_modules():
-        chosen = any(f".{name}".endswith(f".{one}") for one in modules)
-        if chosen and any(used[id(p)] > 1 for p in module.parameters(recurse=False)):
-            raise ValueError(
-                f"trained.modules: {name} uses the same weight as another module, which merging LoRA into it would "
-                'change too: leave it out, or train the weight itself, trained.what = "patterns"'
-            )
+    weights = {name: [*module.parameters(recurse=False)] for name, module in model.named_modules()}
+    for one in modules or ("",):
+        found = {name: own for name, own in weights.items() if one and own and f".{name}".endswith(f".{one}")}
+        if not found:
+            known = sorted({name.rpartition(".")[2] for name, own in weights.items() if any(p.dim() > 1 for p in own)})
+            wrong = f"{one!r} is not the name of a module with a weight" if one else "got no names"
+            raise ValueError(f"trained.modules: {wrong}; names in {type(model).__name__} are {', '.join(known)}")
+        for name, own in found.items():
+            if any(used[id(p)] > 1 for p in own):
+                raise ValueError(
+                    f"trained.modules: {name} uses the same weight as another module, which merging LoRA into it would "
+                    'change too: leave it out, or train the weight itself, trained.what = "patterns"'
+                )
 
 
 def plain(model: Any) -> Any:
