@@ -69,7 +69,8 @@ def compare(
 ) -> None:
     """Compare models and methods on the same tokens: quality, paired with the first model and method; speed; memory.
 
-    With --lengths auto: each task's default lengths.
+    A length counts what the tasks count; it may be 0 if none of them counts tokens. With --lengths auto: each task's
+    default lengths.
     """
     with one_line_errors(running.kept):
         tasks = task or ["perplexity"]
