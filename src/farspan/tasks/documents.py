@@ -127,7 +127,8 @@ class BoundDocuments(Bound[DocumentPrompt]):
     def _prompt(self, lm: LM, index: int) -> DocumentPrompt:
         if (key := (lm.tokenizer, index)) not in self._prompts:
             item = self.items[index]
-            self._prompts[key] = DocumentPrompt(*pieces(lm.tokenizer, item.before, item.document, item.after), item)
+            before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
+            self._prompts[key] = DocumentPrompt(before, document, after, item)
         return self._prompts[key]
 
     def kept(self, lm: LM, example: Example[DocumentPrompt], length: int) -> tuple[np.ndarray, int] | None:
