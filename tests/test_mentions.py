@@ -24,7 +24,7 @@ from farspan.text.corpora import load
 
 import tiny
 from naive import nats_after
-from tiny import PlannedAndFed, saved, tiny_model
+from tiny import PlannedAndFed, saved, tiny_model, write_lines
 
 LENGTHS = (400, 700)
 SMALL = {"distance": 150, "target_tokens": 120}
@@ -194,6 +194,16 @@ def test_examples_do_not_depend_on_the_number_of_repeats_and_differ_by_seed(lm: 
     ids = [[one.id for one in bound(lm, text).examples(lm, LENGTHS, *how)] for how in ((2, 0), (4, 0), (2, 1))]
     assert ids[0] == ids[1][:2]
     assert not set(ids[1]) & set(ids[2])
+
+
+def test_equal_windows_are_examples_of_their_own(lm: LM, tmp_path: Path) -> None:
+    small = "the lazy dog and the quick brown dog " * 30
+    document = f"so 1811 or 1812 and {small} then 1811 and the quick brown dog over the lazy dog"
+    length = len(lm.tokenizer(document, add_special_tokens=False)["input_ids"])
+    place = write_lines(tmp_path / "copies.jsonl", [{"text": document}] * 4)
+    rows = measured(tmp_path / "run", lm, bound(lm, place), lengths=(length,))
+    assert sorted(row.repeat for row in rows) == [0, 1, 2]
+    assert [row.scores["words"] for row in rows] == [["1811"]] * 3
 
 
 # scores

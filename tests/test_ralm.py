@@ -306,6 +306,11 @@ def test_the_command_measures_plans_and_goes_on(documents: Path, lm: LM, monkeyp
     assert (Path(summary["run"]) / "rows.jsonl").read_bytes() == rows
     assert [json.loads(line)["status"] for line in rows.splitlines()] == ["ok"] * 12
 
+    compared = ("compare", "tiny", "--task", name, *common[3:], "--no-cost")
+    plans = last_line(farspan(*compared, "--plan", "--json"))["plans"]
+    assert [one["length"] for one in plans] == [0, 1, 3]
+    assert "must be positive" in refused(farspan(*compared, "--task", "perplexity"))
+
 
 def test_the_command_refuses_what_is_not_there(documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(documents)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from farspan.lm import LM, load, wrap
 from farspan.measuring.plan import plan
 from farspan.methods import method
-from farspan.tasks import scoring, task
+from farspan.tasks import documents, scoring, task
 from farspan.tasks.documents import Answering, Item
 from farspan.tasks.prompts import line_ends, pieces
 from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, load_items
@@ -312,6 +312,20 @@ def test_parts_of_a_prompt_are_the_tokens_of_the_whole(shared_data: Path) -> Non
         assert np.concatenate(parts).tolist() == known("".join(texts), add_special_tokens=False)["input_ids"]
         assert known.decode(parts[1].tolist()).strip().startswith("Once upon")
         assert known.decode(parts[2].tolist()).lstrip().startswith("Question")
+
+
+def test_a_prompt_is_tokenised_once_for_all_methods(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenised = []
+
+    def counted(tokenizer: Any, *texts: str) -> list[np.ndarray]:
+        tokenised.append(texts[1])
+        return pieces(tokenizer, *texts)
+
+    monkeypatch.setattr(documents, "pieces", counted)
+    what = made()
+    every = [what.examples(lm, (300,), repeats, 0) for repeats in (4, 2)]
+    assert len(set(tokenised)) == len(tokenised) == 4
+    assert [one.id for one in every[1]] == [one.id for one in every[0][:2]]
 
 
 def test_a_text_that_spells_a_special_token_is_only_text(lm: LM) -> None:

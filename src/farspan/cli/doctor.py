@@ -5,14 +5,14 @@ import json
 import typer
 
 from farspan.cli.messages import err, one_line_errors
-from farspan.cli.options import AsJson, Loading, Model, OneMethod, Text
+from farspan.cli.options import AsJson, Documents, Loading, Model, OneMethod
 from farspan.terminal import Terminal
 
 
 def doctor(
     model: Model = None,
     method: OneMethod = "full",
-    text: Text = "builtin",
+    text: Documents = "builtin",
     *,
     loading: Loading,
     as_json: AsJson = False,

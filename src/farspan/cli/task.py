@@ -1,6 +1,6 @@
 """`farspan task` and `farspan compare`: any tasks."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,9 +43,7 @@ def task(
     With --lengths auto: the task's default lengths.
     """
     with one_line_errors(running.kept):
-        from farspan.tasks import task as parsed
-
-        settings = sampling.settings(zero=parsed(name).unit != "tokens", auto=None)
+        settings = _settings(sampling, [name])
         run_measurement(models, method, [name], running, loading, repeats=repeats, **settings)
 
 
@@ -71,9 +69,17 @@ def compare(
 ) -> None:
     """Compare models and methods on the same tokens: quality, paired with the first model and method; speed; memory.
 
-    With --lengths auto: each task's default lengths.
+    A length counts what the tasks count; it may be 0 if none of them counts tokens. With --lengths auto: each task's
+    default lengths.
     """
     with one_line_errors(running.kept):
-        settings = sampling.settings(auto=None)
         tasks = task or ["perplexity"]
+        settings = _settings(sampling, tasks)
         run_measurement(models, method, tasks, running, loading, repeats=repeats, cost=cost, refusals=True, **settings)
+
+
+def _settings(sampling: TextOptions, tasks: list[str]) -> dict[str, Any]:
+    """Return the settings of `TextOptions`; a length may be 0 if no task counts tokens."""
+    from farspan.tasks import task as parsed
+
+    return sampling.settings(zero=all(parsed(one).unit != "tokens" for one in tasks), auto=None)

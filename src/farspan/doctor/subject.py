@@ -146,10 +146,10 @@ def reason(error: BaseException) -> str:
 
 
 def beginning(name: str) -> str:
-    """Return the first characters of the text of this name (as `farspan curve --text`), over several documents.
+    """Return the first characters of the text of this name, over several documents.
 
     Raises:
-        ValueError: there is no such text.
+        ValueError: there is no such text, or it has no documents, as `random`.
     """
     text = ""
     for document in read_texts(name):

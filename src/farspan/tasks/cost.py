@@ -4,10 +4,10 @@
     decode     further new tokens / their seconds
     memory     above the model, at the peak of both: the memory kept for the context; the rest is activations
 
-Rows are read one at a time, on random tokens: the cost of a token does not depend on its id. A short unmeasured row
-precedes the first row of each length, and every timing waits for the device. Yen et al. 2024 (CEPE), arXiv 2402.16617,
-section 3 and table 1, report throughput and memory beside perplexity in the same way; their baselines were run without
-a common setting.
+Rows are read one at a time, on random tokens: the cost of a token does not depend on its id. The beginning of each row
+is read before it without being measured, and every timing waits for the device. Yen et al. 2024 (CEPE), arXiv
+2402.16617, section 3 and table 1, report throughput and memory beside perplexity in the same way; their baselines were
+run without a common setting.
 """
 
 import time

@@ -107,18 +107,29 @@ class BoundDocuments(Bound[DocumentPrompt]):
             raise ValueError(f"{self.set} has {len(self.items):,} examples; {repeats:,} are needed (--repeats)")
         chosen = np.random.default_rng([seed]).permutation(len(self.items))[:repeats]
         examples, names = [], set[str]()
-        for repeat, index in enumerate(chosen):
-            item = self.items[index]
-            before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
+        for repeat, index in enumerate(chosen.tolist()):
+            given = self._prompt(lm, index)
+            item = given.item
             what = [self.task, self.version, self.settings, seed, item.name, item.references, item.options]
-            prompt = [ids.tolist() for ids in (before, document, after)]
-            given = DocumentPrompt(before, document, after, item)
+            prompt = [ids.tolist() for ids in (given.before, given.document, given.after)]
             name = digest(json.dumps([*what, lm.separator.ids, prompt]))
             if name in names:  # equal rows of the data are examples of their own
                 name = digest(name, str(repeat))
             names.add(name)
             examples.append(Example(name, repeat, tuple(lengths), given))
         return examples
+
+    @cached_property
+    def _prompts(self) -> dict[tuple[Any, int], DocumentPrompt]:
+        """The prompts by tokenizer and item, kept because long documents take seconds and every method needs them."""
+        return {}
+
+    def _prompt(self, lm: LM, index: int) -> DocumentPrompt:
+        if (key := (lm.tokenizer, index)) not in self._prompts:
+            item = self.items[index]
+            before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
+            self._prompts[key] = DocumentPrompt(before, document, after, item)
+        return self._prompts[key]
 
     def kept(self, lm: LM, example: Example[DocumentPrompt], length: int) -> tuple[np.ndarray, int] | None:
         """Return the tokens of the document that fit, with the note that its end is missing, and how many were left

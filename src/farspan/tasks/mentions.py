@@ -29,7 +29,7 @@ at the shortest length are left out.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -159,11 +159,15 @@ class BoundMentions(Mentions, BoundText[MentionText]):
         """
         self.check(lengths)
         found: list[Example[MentionText]] = []
-        done = 0
+        ids, done = set[str](), 0
         for done, tokens in enumerate(self.text.every_window(lengths[-1], repeats, seed), 1):
             payload = self._marked(lm, tokens, np.random.default_rng([seed, done - 1]))
             if payload.at(lengths[0]):
-                found.append(self._example(lm, payload, len(found), lengths))
+                one = self._example(lm, payload, len(found), lengths)
+                if one.id in ids:  # equal windows, of copies of a document, are examples of their own
+                    one = replace(one, id=digest(one.id, str(one.repeat)))
+                ids.add(one.id)
+                found.append(one)
             if len(found) == repeats:
                 return found
         raise ValueError(
