@@ -20,10 +20,12 @@ from farspan import stats
 from farspan.cli.measured import print_results as show
 from farspan.record import Row
 from farspan.report import figure, interactive
+from farspan.report.cells import cells_of
 from farspan.report.curves import series
 from farspan.report.example import examples
 from farspan.report.export import duration, memory_size, plain, three_digits
 from farspan.report.figures import depth_names
+from farspan.report.kinds import MEMBERS
 from farspan.report.page import write_report
 from farspan.report.runs import Group, Source, grouped, read_sources
 from farspan.terminal import CONTROL, Terminal
@@ -1276,3 +1278,26 @@ def test_the_page_is_no_wider_than_a_phone(browser: Any, report_of_twenty: Path)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_quality_of_curves_at_other_depths_is_that_of_the_depths_that_all_have(tmp_path: Path) -> None:
+    def measured(*depths: float) -> list[Row]:
+        copies = {0.0: 0.3, 0.5: 0.5, 1.0: 0.9}
+        return [
+            row(length, repeat, copies[depth], protocol="probe", depth=depth)
+            for length in (600, 800)
+            for repeat in range(3)
+            for depth in depths
+        ]
+
+    names = {"a": (0.0,), "b": (0.0, 0.5), "c": (0.0, 0.5, 1.0)}
+    folders = {name: run(tmp_path / name, measured(*depths)) for name, depths in names.items()}
+
+    def quality(*given: str) -> tuple[set[str], list[float]]:
+        (group,) = grouped(read_sources([folders[name] for name in given]), MEMBERS)
+        cells = [cell for cell in cells_of(group) if cell.length == 600]
+        return {cell.quality for cell in cells}, [round(cell.value or 0.0, 3) for cell in cells]
+
+    assert quality("a", "c") == ({"copied beyond guessing (depth 0)"}, [0.09, 0.09])
+    assert quality("c", "b") == ({"copied beyond guessing (mean over depths 0, 0.5)"}, [0.19, 0.19])
+    assert quality("c") == ({"copied beyond guessing"}, [0.357])

@@ -110,10 +110,14 @@ def cells_of(group: Group) -> list[Cell]:
     lengths = sorted({row.length for one in group.members for row in one.rows})
     costs = {one.source.name: cost_rows(one.source) for one in group.members}
     first = group.members[0]
+    depths = group.entry.get("depths")
     found = []
     for member in group.members:
         for length in lengths:
-            rows, base = (one.rows_at.get(length, []) for one in (member, first))
+            rows, base = (
+                [row for row in one.rows_at.get(length, []) if depths is None or row.depth in depths]
+                for one in (member, first)
+            )
             numbers = _numbers(rows, group.entry)
             if member is not first:
                 numbers |= _difference(rows, base, group.entry)
