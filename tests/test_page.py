@@ -494,6 +494,11 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     assert copy["x"] == control["x"] == [385, 885, 1385]
     assert copy["y"] == pytest.approx([0.995, 0.745, 0.495])
     assert control["y"] == pytest.approx([0.2] * 3)
+    remark = "small: a text and its copy exceed the trained length of 512 tokens at 1,384"
+    assert remark in " ".join(shown.texts)
+    tables = (tmp_path / "out" / "report.md").read_text()
+    assert f"- {remark}" in tables
+    assert "half-life" not in tables
 
 
 def test_a_single_length_without_depths_is_drawn_as_a_curve(tmp_path: Path) -> None:
