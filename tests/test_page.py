@@ -452,6 +452,20 @@ def test_settings_and_provenance_are_on_the_page(tmp_path: Path) -> None:
     assert "farspan curve 'a model'" in shown.texts
 
 
+def test_every_text_of_a_run_has_its_hashes(tmp_path: Path) -> None:
+    measured = [
+        replace(one, settings=one.settings | {"target_hash": target, "prefix_hash": f"{target} {prefix}"})
+        for model, target in (("a", "aa"), ("b", "bb"))
+        for prefix in ("tests", "random")
+        for one in rows(model=model, prefix=prefix)
+    ]
+    shown = page(tmp_path / "out", run(tmp_path / "a", measured))
+    pairs = [line for i in range(len(shown.tables)) for line in shown.table(i)]
+    assert ["books (target_hash)", "aa, bb"] in pairs
+    assert ["tests (prefix_hash)", "aa tests, bb tests"] in pairs
+    assert ["random (prefix_hash)", "aa random, bb random"] in pairs
+
+
 def test_a_map_has_a_cell_for_each_length_and_depth(tmp_path: Path) -> None:
     measured = [
         row(length, repeat, None if (length, depth) == (900, 0.5) else 1 - depth / 2, depth=depth, protocol="probe")
