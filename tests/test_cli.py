@@ -802,6 +802,18 @@ def test_importing_again_adds_nothing() -> None:
     assert len(read_rows("run")) == 12
 
 
+def test_imported_rows_and_their_tables_are_in_the_home_folder_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, drawn: None
+) -> None:
+    monkeypatch.setenv("HOME", str(Path.cwd() / "home"))
+    monkeypatch.setenv("USERPROFILE", str(Path.cwd() / "home"))
+    published("theirs.json")
+    assert farspan("import", "theirs.json", "--out=~/run").exit_code == 0
+    assert len(read_rows("home/run")) == 12
+    assert list(Path("home/run").glob("*.png"))
+    assert not Path("~").exists()
+
+
 def test_a_changed_file_is_not_imported_into_the_run_of_the_old_one() -> None:
     """The rows of the old file had stayed."""
     farspan("import", published("theirs.json"), "--out", "run")

@@ -184,6 +184,15 @@ def test_a_cell_whose_cost_failed_has_its_reason() -> None:
     assert not {"cost_failed", "cost_reason"} & report.as_plain(cell).keys()
 
 
+def test_the_command_for_the_page_can_be_copied_with_spaces_in_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    Results([row("full", "a", 1.0)], HEADER | {"sessions": []}, folder).print(Terminal())
+    assert f"page: farspan report '{folder}'" in capsys.readouterr().out
+
+
 def test_a_cost_that_failed_counts_once_as_a_failure(tmp_path: Path) -> None:
     tasks = {f"perplexity:target_tokens={n}": ENTRY for n in (4, 8)}
     known = {spec: SETTINGS | {"target_tokens": n} for spec, n in zip(tasks, (4, 8), strict=True)}

@@ -150,6 +150,20 @@ def test_every_eval_ever_is_valid_under_its_schema(run: Path) -> None:
     assert len(set(ids)) == len(ids) == 2 * (5 + 2 * len(LENGTHS))
 
 
+def test_no_score_is_below_the_least_possible(changed: Callable[[Change], Path]) -> None:
+    def swapped(row: Row) -> Row:
+        halves = {"copy": row.scores["control"], "control": row.scores["copy"]}
+        return replace(row, scores=row.scores | halves)
+
+    (one,) = records(changed(lambda rows: [swapped(row) for row in rows if row.task == "curve"]))
+    scores = {}
+    for result in one["evaluation_results"]:
+        name, score = result["metric_config"]["metric_name"], result["score_details"]["score"]
+        assert float(result["metric_config"]["min_score"]) <= score
+        scores[name] = score
+    assert scores["span"] < 0
+
+
 @pytest.mark.parametrize(
     ("name", "unit", "least"),
     [
@@ -320,6 +334,25 @@ def test_a_name_cannot_end_the_table_or_add_markup(changed: Callable[[Change], P
 
 
 # all of them
+
+
+@pytest.mark.parametrize("to", sorted(FORMATS))
+def test_the_name_of_a_text_may_be_no_unicode(to: str, changed: Callable[[Change], Path]) -> None:
+    def named(row: Row) -> Row:
+        text = "target_text" if row.task == "curve" else "text"
+        return replace(row, settings=row.settings | {text: os.fsdecode(b"caf\xe9.txt")})
+
+    if to == "parquet":
+        pytest.importorskip("pyarrow")
+    folder = changed(lambda rows: [named(row) for row in rows if row.method == "full"])
+    header = json.loads((folder / "run.json").read_text())
+    for spec, settings in header["models"]["demo"]["tasks"].items():
+        header["models"]["demo"]["tasks"][spec] = next(
+            named(row).settings for row in read_rows(folder) if row.settings.keys() == settings.keys()
+        )
+    (folder / "run.json").write_text(json.dumps(header))
+    options = {"dataset": "a/b"} if to == "hf-eval-results" else {}
+    assert all(path.exists() for path in export(folder, to, **options))
 
 
 def test_a_run_of_several_models_is_one_record_each(changed: Callable[[Change], Path]) -> None:

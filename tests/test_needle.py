@@ -482,6 +482,26 @@ def test_p_is_corrected_over_all_cells_of_a_map(tmp_path: Path) -> None:
     assert [cell.p_holm for cell in cells] == holm([cell.p for cell in cells])
 
 
+def test_a_refused_length_moves_no_number_of_a_table_by_depth(tmp_path: Path) -> None:
+    at = [(length, depth, i) for length in (500, 640) for depth in (0.0, 1.0) for i in range(4)]
+    rows = [
+        Row("m", "full", "needle", 1, {}, length, i, 0, f"{i}", depth=depth, scores={"right": float(length == 640)})
+        for length, depth, i in at
+    ]
+    rows.append(Row("m", "full", "needle", 1, {}, 16, 0, 0, "needle refused", status="refused", reason="too short"))
+    about = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": False}
+    member = Member(Source("", tmp_path, {"models": {}}, rows), "m", "full", rows)
+    group = Group("needle", "needle", "", 1, {"task": "needle", "unit": "tokens", "quality": about}, [member])
+    section = DepthReport([group], tmp_path).section(group, 1)
+    ((first, second),) = (table["lines"] for table in section["tables"])
+    assert section["tables"][0]["head"] == ["depth", "16", "500", "640"]
+    assert first[:2] == ["0", "refused"]
+    assert second[:2] == ["1", ""]
+    assert [line[2:] for line in (first, second)] == [["0.000 [0.000, 0.490]", "1.000 [0.510, 1.000]"]] * 2
+    (map,) = section["figures"][0]["data"]
+    assert (map["x"], map["z"]) == (["16", "500", "640"], [[None, 0.0, 1.0]] * 2)
+
+
 def test_a_map_has_the_means_of_its_rows(lm: LM, text: str, tmp_path: Path) -> None:
     measure([lm], ["full"], ["needle:depths=0+1"], text=text, lengths=(500, 640), repeats=3, out=tmp_path / "run")
     rows = read_rows(tmp_path / "run")

@@ -20,10 +20,12 @@ from farspan import stats
 from farspan.cli.measured import print_results as show
 from farspan.record import Row
 from farspan.report import figure, interactive
+from farspan.report.cells import cells_of
 from farspan.report.curves import series
 from farspan.report.example import examples
 from farspan.report.export import duration, memory_size, plain, three_digits
 from farspan.report.figures import depth_names
+from farspan.report.kinds import MEMBERS
 from farspan.report.page import write_report
 from farspan.report.runs import Group, Source, grouped, read_sources
 from farspan.terminal import CONTROL, Terminal
@@ -450,6 +452,20 @@ def test_settings_and_provenance_are_on_the_page(tmp_path: Path) -> None:
     assert "farspan curve 'a model'" in shown.texts
 
 
+def test_every_text_of_a_run_has_its_hashes(tmp_path: Path) -> None:
+    measured = [
+        replace(one, settings=one.settings | {"target_hash": target, "prefix_hash": f"{target} {prefix}"})
+        for model, target in (("a", "aa"), ("b", "bb"))
+        for prefix in ("tests", "random")
+        for one in rows(model=model, prefix=prefix)
+    ]
+    shown = page(tmp_path / "out", run(tmp_path / "a", measured))
+    pairs = [line for i in range(len(shown.tables)) for line in shown.table(i)]
+    assert ["books (target_hash)", "aa, bb"] in pairs
+    assert ["tests (prefix_hash)", "aa tests, bb tests"] in pairs
+    assert ["random (prefix_hash)", "aa random, bb random"] in pairs
+
+
 def test_a_map_has_a_cell_for_each_length_and_depth(tmp_path: Path) -> None:
     measured = [
         row(length, repeat, None if (length, depth) == (900, 0.5) else 1 - depth / 2, depth=depth, protocol="probe")
@@ -492,6 +508,11 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     assert copy["x"] == control["x"] == [385, 885, 1385]
     assert copy["y"] == pytest.approx([0.995, 0.745, 0.495])
     assert control["y"] == pytest.approx([0.2] * 3)
+    remark = "small: a text and its copy exceed the trained length of 512 tokens at 1,384"
+    assert remark in " ".join(shown.texts)
+    tables = (tmp_path / "out" / "report.md").read_text()
+    assert f"- {remark}" in tables
+    assert "half-life" not in tables
 
 
 def test_a_single_length_without_depths_is_drawn_as_a_curve(tmp_path: Path) -> None:
@@ -1276,3 +1297,26 @@ def test_the_page_is_no_wider_than_a_phone(browser: Any, report_of_twenty: Path)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_quality_of_curves_at_other_depths_is_that_of_the_depths_that_all_have(tmp_path: Path) -> None:
+    def measured(*depths: float) -> list[Row]:
+        copies = {0.0: 0.3, 0.5: 0.5, 1.0: 0.9}
+        return [
+            row(length, repeat, copies[depth], protocol="probe", depth=depth)
+            for length in (600, 800)
+            for repeat in range(3)
+            for depth in depths
+        ]
+
+    names = {"a": (0.0,), "b": (0.0, 0.5), "c": (0.0, 0.5, 1.0)}
+    folders = {name: run(tmp_path / name, measured(*depths)) for name, depths in names.items()}
+
+    def quality(*given: str) -> tuple[set[str], list[float]]:
+        (group,) = grouped(read_sources([folders[name] for name in given]), MEMBERS)
+        cells = [cell for cell in cells_of(group) if cell.length == 600]
+        return {cell.quality for cell in cells}, [round(cell.value or 0.0, 3) for cell in cells]
+
+    assert quality("a", "c") == ({"copied beyond guessing (depth 0)"}, [0.09, 0.09])
+    assert quality("c", "b") == ({"copied beyond guessing (mean over depths 0, 0.5)"}, [0.19, 0.19])
+    assert quality("c") == ({"copied beyond guessing"}, [0.357])

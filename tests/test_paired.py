@@ -307,6 +307,11 @@ def test_a_design_that_can_show_nothing_says_how_many_repeats_it_takes() -> None
     assert "measure at least 10 repeats" in " ".join(robustness(curves).notes)
     ten = {name: source([*RAW[i], 0.4, 0.5]) for i, name in enumerate("ab")}
     assert robustness(ten).notes == ()
+    # sign flips have no p below 2 / 10,000, which 250 lengths make .05
+    many = {name: curve(1.0, one.control[:3, :1] + np.zeros(250), lengths=range(250)) for name, one in curves.items()}
+    assert robustness(many).notes == (
+        "3 repeats at 250 lengths are too few to show any difference: measure fewer lengths",
+    )
 
 
 @pytest.mark.parametrize(

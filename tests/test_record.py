@@ -491,6 +491,11 @@ def test_refused_rows_of_two_questions_of_one_task_are_both_kept() -> None:
     assert latest([refused, other, refused]) == [refused, other]
 
 
+def test_a_length_without_time_that_was_then_refused_and_then_measured_has_its_row() -> None:
+    refused = replace(row(0), status="refused", example="curve refused", scores={})
+    assert latest([replace(refused, status="budget"), refused, row(0)]) == [row(0)]
+
+
 def test_the_rows_of_one_model_and_method_are_found_without_the_others(tmp_path: Path) -> None:
     with Run.open(tmp_path / "run", SETTINGS) as run:
         run.append(replace(row(0), status="oom"))

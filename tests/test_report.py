@@ -248,6 +248,11 @@ def test_gains_in_nats_are_no_shares() -> None:
     assert found.low < 0
 
 
+def test_nats_of_tokens_that_are_certain_are_no_shares() -> None:
+    certain = {"name": "perplexity", "exp": True, "graded": False}
+    assert interval_of(np.zeros(4), certain) == (None, None)
+
+
 def test_the_interval_of_a_difference_of_shares_is_cut_to_what_is_possible() -> None:
     gained = {"name": "copied beyond guessing", "exp": False, "score": "copy - control"}
     assert interval_of(np.array([-0.02, 0.99]), gained) == (-1.0, 1.0)

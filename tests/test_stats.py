@@ -679,3 +679,13 @@ def test_a_failed_row_leaves_neither_half_of_its_targets() -> None:
 def test_holm_multiplies_by_the_number_of_tests_left_and_counts_only_known_values() -> None:
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert stats.holm([0.01, math.nan, 0.03, None]) == [0.02, None, 0.03, None]
+
+
+def test_a_length_without_a_result_has_no_memory_index() -> None:
+    curve = stats.curve([*rows(0.8, lengths=(100, 200)), failed(300, 0, "oom"), failed(300, 1, "oom")])
+    assert stats.memory_index(curve).tolist() == [
+        pytest.approx(0.75),
+        pytest.approx(0.75),
+        pytest.approx(np.nan, nan_ok=True),
+    ]
+    assert stats.summarise(curve).reach.value == 200

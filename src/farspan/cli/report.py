@@ -34,9 +34,11 @@ def import_file(
 ) -> None:
     """Make a run from published results, with their memory lengths and a picture."""
     with one_line_errors():
+        from farspan.files import expanded
         from farspan.record import Run
         from farspan.tasks.published import read_authors_file
 
+        file, out = expanded(file), expanded(out)
         rows = read_authors_file(file, model or file.stem)
         content = hashlib.sha256(file.read_bytes()).hexdigest()[:16]  # a changed file is refused, not mixed in
         about = {"task": "curve", "imported": file.name, "hash": content, "model": model or file.stem}

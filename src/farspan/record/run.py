@@ -101,7 +101,8 @@ class Run:
             rows, end = read_file(path)
             others = [other for other in writers_files(folder, ".jsonl") if other != path]
             every = {other: read_file(other)[0] for other in others} | {path: rows}
-            session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
+            named = {name: settings[name] for name in ("methods",) if name in settings}  # `add_model` adds the models
+            session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **named, **environment()}
             with _header_locked(folder):
                 header = _begun(folder, as_read(settings), shard, [row for part in every.values() for row in part])
                 file.truncate(end)
@@ -174,6 +175,8 @@ class Run:
             refuse_other_config(self.folder, before, identity)
             refuse_other_weights(self.folder, before, identity)
             before |= lengths
+            named = header["sessions"][self._session].setdefault("models", [])
+            named += [identity["name"]] * (identity["name"] not in named)
             places = {name: place for place, name in enumerate(order)}
             names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
             header["models"] = {name: header["models"][name] for name in names}

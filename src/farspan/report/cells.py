@@ -110,10 +110,14 @@ def cells_of(group: Group) -> list[Cell]:
     lengths = sorted({row.length for one in group.members for row in one.rows})
     costs = {one.source.name: cost_rows(one.source) for one in group.members}
     first = group.members[0]
+    depths = group.entry.get("depths")
     found = []
     for member in group.members:
         for length in lengths:
-            rows, base = (one.rows_at.get(length, []) for one in (member, first))
+            rows, base = (
+                [row for row in one.rows_at.get(length, []) if depths is None or row.depth in depths]
+                for one in (member, first)
+            )
             numbers = _numbers(rows, group.entry)
             if member is not first:
                 numbers |= _difference(rows, base, group.entry)
@@ -241,7 +245,7 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two; other numbers, which values outside of
     these show, are not clipped. None under two examples, and where other scores than right or wrong are all the same:
     their spread is unknown."""
-    unbounded = in_nats(quality["name"]) or in_seconds(quality["name"])
+    unbounded = quality["exp"] or in_nats(quality["name"]) or in_seconds(quality["name"])
     is_binary = not unbounded and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all()
     if is_binary and len(values) > 1:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
@@ -249,7 +253,7 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     low, high = (float(side[0]) for side in interval(values[:, None]))
     if np.isnan(low):
         return None, None
-    if quality["exp"] or unbounded:
+    if unbounded:
         return low, high
     least = least_share(quality)
     is_share = values.min() >= least and values.max() <= 1

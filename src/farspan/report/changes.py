@@ -175,10 +175,10 @@ def _memory(
     except ValueError as error:
         lacking.append(f"{group.spec} {a.method} is not compared: {error}")
         return
-    alone = set(a.curve.lengths.tolist()) ^ set(b.curve.lengths.tolist())
+    alone = set(a.measured.lengths.tolist()) ^ set(b.measured.lengths.tolist())
     if alone and a.source.header["settings"]["lengths"] != "auto":  # which each curve chooses for itself
         at = ", ".join(f"{length:,}" for length in sorted(alone))
-        lacking.append(f"{group.spec} {a.method} at {at} tokens is not compared: only one of the models has rows there")
+        lacking.append(f"{group.spec} {a.method} at {at} tokens is not compared: only one model has results there")
     for one in found:
         if one.name not in MEMORY:
             continue

@@ -170,9 +170,9 @@ class CurveReport(TaskReport):
     def section(self, group: Group, number: int) -> dict[str, Any]:
         curves = curves_of(group.members)
         indices = [index for index, one in enumerate(group.members) if curves_of([one])]  # their colours
-        several = any(len(one.curve.lengths) > 1 for one in curves)
+        is_recall = any(one.map for one in curves) and all(len(one.curve.lengths) == 1 for one in curves)
         figures = []
-        if curves and (several or not any(one.map for one in curves)):
+        if curves and not is_recall:
             key = "Solid: copy accuracy. Dashed: control, the same text guessed. Hollow: half-life. Cross: no result."
             figures.append(place(f"curve-{number}", "Curve", key, curve_figure(curves, indices=indices)))
             if any(one.summary for one in curves):
@@ -192,10 +192,13 @@ class CurveReport(TaskReport):
             "verdict": longest_memory(curves),
             "columns": names,
             "lines": [_line(one, names) | {"index": index} for index, one in zip(indices, curves, strict=True)],
-            "remarks": [*_filled(curves), *(line for one in curves if one.summary for line in remarks(one))],
+            "remarks": [
+                *_filled(curves),
+                *(line for one in curves if one.summary and not is_recall for line in remarks(one)),
+            ],
             "figures": figures,
             "draws_quality": bool(curves),
-            "tables": [_recall_table(curves)] if not several and any(one.map for one in curves) else [],
+            "tables": [_recall_table(curves)] if is_recall else [],
             "differences": [_difference(one) for one in group_differences(curves)],
             "about_differences": DIFFERENCES,
         }

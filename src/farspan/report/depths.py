@@ -1,6 +1,5 @@
 """The report of tasks that query a text at several depths: also their quality over length and depth."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -88,6 +87,11 @@ def _all(one: ByDepth) -> list[Cell]:
     return [cell for cells in one.values() for cell in cells]
 
 
+def _lengths(one: ByDepth) -> list[int]:
+    """Return all lengths, ascending. A refused length has a row at depth 0 alone."""
+    return sorted({cell.length for cell in _all(one)})
+
+
 def _title(group: Group, one: ByDepth) -> str:
     """Return quality and name of a member."""
     first = _all(one)[0]
@@ -97,10 +101,12 @@ def _title(group: Group, one: ByDepth) -> str:
 
 def _table(one: ByDepth) -> tuple[list[str], list[list[str]]]:
     """Return head and lines of a table: a line for each depth, a column for each length."""
-    lengths = [f"{cell.length:,}" for cell in next(iter(one.values()))]
-    names = depth_names(list(one))
-    lines = [[names[depth], *(quality_of(cell) or cell.failed for cell in cells)] for depth, cells in one.items()]
-    return ["depth", *lengths], lines
+    lengths, names = _lengths(one), depth_names(list(one))
+    lines = []
+    for depth, cells in one.items():
+        found = {cell.length: quality_of(cell) or cell.failed for cell in cells}
+        lines.append([names[depth], *(found.get(length, "") for length in lengths)])
+    return ["depth", *(f"{length:,}" for length in lengths)], lines
 
 
 def _map(one: ByDepth, title: str = "") -> Heat:
@@ -112,6 +118,5 @@ def _map(one: ByDepth, title: str = "") -> Heat:
         if cell.value is not None
     }
     failed = {(depth, cell.length): cell.failed for depth, cells in one.items() for cell in cells if cell.failed}
-    lengths: Sequence[int] = [cell.length for cell in next(iter(one.values()))]
     note = sample_size((cell.n for cell in _all(one) if cell.value is not None), "example", intervals=False)
-    return depth_map(title, lengths, list(one), points, failed, _all(one)[0].quality, note)
+    return depth_map(title, _lengths(one), list(one), points, failed, _all(one)[0].quality, note)

@@ -45,11 +45,12 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
 
 
 def _curves(own: Mapping[str, Any]) -> Iterator[str]:
-    names = [spoken(name) for name in own["columns"]]
-    yield from ("Tokens of text to be copied, 95 % intervals over texts.", "")
-    yield from markdown_table(
-        ["model", "method", "trained", *names, "repeats"], (_curve(line, len(names)) for line in own["lines"])
-    )
+    if not own["tables"]:  # recall by distance: no memory lengths
+        names = [spoken(name) for name in own["columns"]]
+        yield from ("Tokens of text to be copied, 95 % intervals over texts.", "")
+        yield from markdown_table(
+            ["model", "method", "trained", *names, "repeats"], (_curve(line, len(names)) for line in own["lines"])
+        )
     yield from [f"- {plain(remark)}" for remark in own["remarks"]] + [""]
     if own["differences"]:
         yield from (f"Differences in memory lengths. {own['about_differences']}", "")

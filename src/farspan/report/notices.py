@@ -120,7 +120,9 @@ def _planned(source: Source) -> tuple[int, int, bool]:
     given, repeats = settings.get("lengths"), settings.get("repeats")
     if given == "auto" or "search" in settings or "methods" not in settings:
         return 0, 0, False
-    found = rows_of(source.header, source.rows)
+    found, sessions = rows_of(source.header, source.rows), source.header["sessions"]
+    named = {pair for one in sessions for pair in product(one.get("models", ()), one.get("methods") or ())}
+    is_recorded = bool(sessions) and all(one.get("methods") for one in sessions)  # not by an older farspan
     planned, missing, is_exact = 0, 0, bool(given and repeats)
     for spec in settings["tasks"]:
         rows = [row for (task, *_), some in found.items() if task == spec for row in some]
@@ -130,6 +132,8 @@ def _planned(source: Source) -> tuple[int, int, bool]:
         depths = len({row.depth for row in rows if row.status != "refused"}) or 1
         begun = [name for name in models if spec in models[name].get("tasks", {})]
         for model, method in product(begun, settings["methods"]):
+            if is_recorded and (model, method) not in named:
+                continue  # measured by commands that named other methods
             mine = found.get((spec, model, method), [])
             lengths = set(given or models[model].get(LENGTHS, {}).get(spec) or measured)
             refused = {row.length for row in mine if row.status == "refused"}

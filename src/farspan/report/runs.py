@@ -237,8 +237,22 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
         title = whole + (version_label(group.version) if len({one.version for one in alike}) > 1 else "")
         if [one.version for one in alike].count(group.version) > 1:
             title += f" ({', '.join(str(one) for some in read.hashes.values() for one in some if one)})"
-        groups.append(replace(group, title=title, members=_named(group.members, title)))
+        groups.append(replace(group, title=title, entry=_comparable(group), members=_named(group.members, title)))
     return groups
+
+
+def _comparable(group: Group) -> Mapping[str, Any]:
+    """Return the entry of a group. The quality of curves that were measured at different depths, such as in several
+    runs, is that of their common `depths`: means over other depths are other numbers."""
+    measured = [{row.depth for row in one.rows if row.status != "refused"} for one in group.members]
+    every = [depths for depths in measured if depths]
+    if group.task != "curve" or len(set(map(frozenset, every))) < 2:
+        return group.entry
+    common = sorted(set.intersection(*every))
+    quality = group.entry["quality"]
+    about = f"{'mean over depths' if len(common) > 1 else 'depth'} {', '.join(f'{depth:g}' for depth in common)}"
+    name = f"{quality['name'].partition(' (')[0]} ({about})"
+    return {**group.entry, "quality": quality | {"name": name}, "depths": common}
 
 
 @dataclass(frozen=True)

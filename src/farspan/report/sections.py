@@ -19,6 +19,7 @@ from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
+TEXTS = {"target_text": "target_hash", "prefix_text": "prefix_hash", "text": "text_hash"}  # in the settings of rows
 FOLD = 600  # tokens, at most, of an example shown open
 ABOUT_PAIRED = (
     "From the baseline, the first line, over the same examples, in the unit of the score (nats for perplexity), with "
@@ -208,12 +209,11 @@ def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:
 def _provenance(source: Source) -> dict[str, Any]:
     """Return settings, models and sessions of a run as names and texts."""
     header = source.header
-    texts = {
-        f"{row.settings.get('text', row.settings.get('target_text'))} ({name})": row.settings[name]
-        for row in source.rows
-        for name in ("target_hash", "prefix_hash", "text_hash")
-        if row.settings.get(name)
-    }
+    texts: dict[str, dict[str, None]] = {}  # by name and kind, the hashes: one for each tokenizer
+    for row in source.rows:
+        for name, kind in TEXTS.items():
+            if found := row.settings.get(kind):
+                texts.setdefault(f"{row.settings.get(name)} ({kind})", {})[found] = None
     sessions = [
         {
             "command": shlex.join(str(part) for part in session.get("command", [])),
@@ -232,7 +232,7 @@ def _provenance(source: Source) -> dict[str, Any]:
         "rows": len(source.rows),
         "settings": [("tasks", ", ".join(header["settings"]["tasks"])), *_in_words(settings)],
         "models": [(name, list(_in_words(identity))) for name, identity in models.items()],
-        "texts": list(texts.items()),
+        "texts": [(name, ", ".join(hashes)) for name, hashes in texts.items()],
         "sessions": sessions,
     }
 

@@ -1,5 +1,6 @@
 """The results that a command prints, draws and returns as JSON after a measurement."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +61,7 @@ class Results:
         if self.source.is_comparison:
             for path in write_comparison(self._every_cell, self.folder, notices([self.source])):
                 console.print_line(f"table: {path}")
-            console.print_command(f"page: farspan report {self.folder}")
+            console.print_command(f"page: {shlex.join(['farspan', 'report', str(self.folder)])}")
         errors = Terminal(stderr=True)
         if self.absent:
             errors.print_line(self.absent, style="dim")

@@ -67,9 +67,7 @@ class Map:
     @property
     def memory_index(self) -> Float[np.ndarray, "lengths depths"]:
         """The memory index over all repeats; NaN where nothing was measured."""
-        control = measured_mean(self.control)
-        left = 1.0 - control
-        return np.divide(measured_mean(self.copy) - control, left, out=np.zeros_like(left), where=left != 0)
+        return index_of(measured_mean(self.copy), measured_mean(self.control))
 
 
 def curve(rows: Iterable[Row]) -> MeasuredCurve:
@@ -213,14 +211,14 @@ def gap(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
 
 
 def memory_index(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
-    """Return the memory index of the mean accuracies."""
+    """Return the memory index of the mean accuracies; NaN where nothing was measured."""
     return index_of(measured_mean(curve.copy), measured_mean(curve.control))
 
 
 def index_of(copy: Float[np.ndarray, "*cells"], control: Float[np.ndarray, "*cells"]) -> Float[np.ndarray, "*cells"]:
     """Return (C - M) / (1 - M); 0 where the control is perfect and leaves nothing to remember."""
     left = 1.0 - control
-    return np.divide(copy - control, left, out=np.zeros_like(left), where=left > 0)
+    return np.divide(copy - control, left, out=np.zeros_like(left), where=left != 0)
 
 
 def index_by_repeat(curve: MeasuredCurve) -> Float[np.ndarray, "repeats lengths"]:

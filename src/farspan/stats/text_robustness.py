@@ -12,7 +12,7 @@ over sources of the irrelevant text, where "not significant" is read as "equal".
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, count
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ Verdict = Literal["equivalent", "different", "undecided"]
 
 MARGIN = 0.01  # accuracy; a difference within it does not matter
 PERMUTATIONS = 9999  # at most; up to 13 pairs, all sign flips are enumerated
+MOST_PAIRS = 100  # with more, the smallest possible p is the same, or negligible
 
 
 @dataclass(frozen=True)
@@ -227,10 +228,11 @@ def _notes(found: Sequence[AtLength], test: str, sources: int) -> list[str]:
         notes.append(f"not tested at {where}: {untested[0].reason}")
     tested = [one.pairs for one in found if one.paired is not None]
     if tested and len(tested) * _smallest_p(test, max(tested), sources) >= LEVEL:
-        needed = next(n for n in count(LEAST_PAIRS) if len(tested) * _smallest_p(test, n, sources) < LEVEL)
+        possible = range(LEAST_PAIRS, MOST_PAIRS)
+        needed = next((n for n in possible if len(tested) * _smallest_p(test, n, sources) < LEVEL), None)
         notes.append(
-            f"{max(tested)} repeats at {len(tested)} lengths are too few to show any difference: measure at least "
-            f"{needed} repeats, or fewer lengths"
+            f"{max(tested)} repeats at {len(tested)} lengths are too few to show any difference: measure "
+            f"{f'at least {needed} repeats, or ' if needed else ''}fewer lengths"
         )
     if test == "Kruskal-Wallis":
         notes.append(

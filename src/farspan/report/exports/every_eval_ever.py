@@ -26,7 +26,7 @@ def write_every_eval_ever(source: Source, folder: Path) -> list[Path]:
     paths = []
     for model, numbers in by_model.items():
         content = json.dumps(record(source, model, numbers), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        name = UUID(bytes=hashlib.sha256(content.encode()).digest()[:16], version=4)
+        name = UUID(bytes=hashlib.sha256(content.encode(errors="backslashreplace")).digest()[:16], version=4)
         developer, _, last = model.partition("/") if is_hub_id(model) else ("local", "", Path(model).name)
         place = folder / "data" / COLLECTION / _portable(developer) / _portable(last)
         place.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,8 @@ class Number:
         """The least and the largest possible value; None: there is none."""
         if self.unit == "share":
             return least_share(self.group.entry["quality"]), 1.0
+        if self.name == "span":  # below 0 where a copy is predicted worse than it is guessed
+            return None, None
         return {"tokens": 0.0, "seconds": 0.0, "perplexity": 1.0}.get(self.unit), None
 
 

@@ -41,15 +41,20 @@ def write_rows_csv(source: Source, folder: Path) -> list[Path]:
 
 
 def write_rows_parquet(source: Source, folder: Path) -> list[Path]:
-    """Write rows.parquet, with run.json under the key `farspan.run` of its metadata.
+    """Write rows.parquet, with run.json under the key `farspan.run` of its metadata. Half a surrogate pair, as names of
+    files can have, is written as \\udXXX.
 
     Raises:
         ValueError: pyarrow is not installed.
     """
     arrow, parquet = (optional_import(name, "data") for name in ("pyarrow", "pyarrow.parquet"))
     found = rows_table(source)
-    columns = {name: [line.get(name) for line in found.lines] for name in found.columns}
+    columns = {name: [_encodable(line.get(name)) for line in found.lines] for name in found.columns}
     table = arrow.table(columns).replace_schema_metadata({METADATA: json.dumps(source.header)})
     with written(folder / "rows.parquet") as beside:
         parquet.write_table(table, beside)
     return [folder / "rows.parquet"]
+
+
+def _encodable(value: Any) -> Any:
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
