@@ -132,15 +132,16 @@ def _probe_ids(model: Any) -> Tensor:
 
 
 def check_cached_keys(model: Any, layers: list[Layer], *, name: str) -> None:
-    """Check that the cache of a model holds the keys that its attention reads, of which an eviction keeps a part.
+    """Check that the cache of a model holds the keys and values that its attention reads, of which an eviction keeps a
+    part for each head.
 
     Args:
         layers: from `attention_layers`.
         name: the method's, for error messages.
 
     Raises:
-        ValueError: the cache holds something else, such as a compressed latent. For a model without weights, only what
-            its config shows.
+        ValueError: the cache holds something else, such as a compressed latent, or values in another order of heads.
+            For a model without weights, only what its config shows.
     """
     refusal = f"{name} cannot be used with {type(model).__name__}: its cache holds"
     if getattr(model.config.get_text_config(decoder=True), "kv_lora_rank", None):
@@ -150,15 +151,18 @@ def check_cached_keys(model: Any, layers: list[Layer], *, name: str) -> None:
     alike: list[bool] = []
 
     def watching(call: Call) -> Tensor:
-        held = stream.state.layers[call.layer.index].keys
-        alike.append(torch.equal(held, call.key[:, :, -held.shape[2] :]))  # with a window it holds only the last ones
+        layer = stream.state.layers[call.layer.index]
+        for held, read in ((layer.keys, call.key), (layer.values, call.value)):
+            alike.append(torch.equal(held, read[:, :, -held.shape[2] :]))  # with a window it holds only the last ones
         return dense(call)
 
     with replaced_attention(model, watching, layers, name=name, padding=True) as attention, torch.no_grad():
         stream = Stream(model, PROBE_LENGTH, attention)
         stream.step(_probe_ids(model))
     if not all(alike):
-        raise ValueError(f"{refusal} other keys than its attention reads, of which {name} keeps a part: use full")
+        raise ValueError(
+            f"{refusal} other keys or values than its attention reads, of which {name} keeps a part: use full"
+        )
 
 
 def _check_positions(model: Any, name: str) -> None:
