@@ -75,6 +75,14 @@ def test_a_stride_is_the_cache_trimmed_every_so_many_tokens(architecture: str, t
     close(nats_by(f"sinks:window={W},sinks={S},stride=11", lm, ids)[0], expected)
 
 
+@pytest.mark.parametrize("stride", [5, 6, 8])
+def test_with_a_stride_no_layer_sees_beyond_its_own_window(stride: int, tokenizer: Any) -> None:
+    """The layers' window is 40, and queries of the method see up to 36 + stride - 1 near tokens."""
+    lm, ids = open_lm("mistral", tokenizer), some_ids(1, 90)
+    given, own = nats_by(f"sinks:window=36,sinks=3,stride={stride}", lm, ids), nats_by("full", lm, ids)
+    assert bool((given - own).abs().max() < 1e-4) == (36 + stride - 1 > 40)
+
+
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (1, 5), (2, 1), (17, 0), (17, 5)])
 def test_sinks_and_the_lambda_mask_are_their_equations(window: int, sinks: int, lm: LM) -> None:
     ids = some_ids(1, 50)
