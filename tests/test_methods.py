@@ -269,6 +269,16 @@ def test_learned_weight_on_no_key_is_refused_however_small(text: str, dtype: tor
         pass
 
 
+def test_a_family_with_a_mask_of_its_own_is_refused_by_name(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONFIGS, "doge", ("Doge", COMMON))
+    for text in ("sinks:window=20", "topk:k=5", "knorm:capacity=20"):
+        with (
+            refused("with DogeForCausalLM: its attention is more than queries, keys and values"),
+            method(text).on(open_lm("doge", tokenizer)),
+        ):
+            pass
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "glm", "cohere"])
 def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(2, 60)

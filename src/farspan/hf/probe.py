@@ -104,7 +104,7 @@ def _watched(model: Any, layers: list[Layer], start: int, *, name: str) -> tuple
     """Run a few tokens at positions from `start` on, and return the hidden states, and queries and keys by layer.
 
     Raises:
-        ValueError: a layer's attention does not go through transformers' interface.
+        ValueError: a layer's attention does not go through transformers' interface, or needs more than it passes on.
     """
     refusal = f"{name} cannot be used with {type(model).__name__}"
     around = f"{refusal}: its attention does not go through transformers' interface"
@@ -121,6 +121,8 @@ def _watched(model: Any, layers: list[Layer], start: int, *, name: str) -> tuple
             if is_out_of_memory(error):
                 raise
             raise ValueError(around) from error
+        except ValueError as error:  # weight on no key, or a mask of the model's own, as Doge makes from its values
+            raise ValueError(more_than_keys(name, type(model).__name__)) from error
     if len(seen) < len(layers) or not layers:
         raise ValueError(around)
     return given, seen
