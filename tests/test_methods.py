@@ -316,7 +316,7 @@ def test_rope_is_refused_where_the_model_ignores_its_frequencies(
     assert (nats_by("selfextend:group=3,window=14", lm, ids) - before).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("family", ["Cohere2", "Exaone4"])
+@pytest.mark.parametrize("family", ["Cohere2", "Exaone4", "Flint"])
 def test_rope_is_refused_where_only_layers_with_a_window_rotate(
     family: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from farspan.hf.facts import input_device, position_limit
 from farspan.hf.masks import layer_windows
 from farspan.hf.parallel import refuse_divided
 from farspan.hf.rotary import rope_frequencies
+from farspan.hf.scope import alone
 from farspan.hf.stream import Stream
 
 PROBE_LENGTH = 24  # tokens
@@ -84,20 +85,23 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool =
     ]
 
 
-def rotates_only_near(model: Any, *, name: str) -> bool:
-    """Return whether some layers attend to the whole text and none of these rotates its keys, as in Cohere 2 and
-    EXAONE 4, found by running a few tokens. False for a model without weights, or whose keys cannot be seen."""
+def rotates_only_near(model: Any) -> bool:
+    """Return whether some layers attend to the whole text and none of these rotates its keys, as in Cohere 2, EXAONE 4
+    and Flint, found by running a few tokens at two positions. False for a model without weights."""
     windows, others = layer_windows(model)
     far = [index for index, window in enumerate(windows) if window is None]
     if others or len(far) in (0, len(windows)) or input_device(model).type == "meta":
         return False
-    plain = [Layer(index, None, window) for index, window in enumerate(windows)]
-    try:
-        with torch.no_grad():
-            here, there = (_watched(model, plain, start, name=name)[1] for start in (0, PROBE_SHIFT))
-    except ValueError:
-        return False
-    return all(close(there[index][-1][1], here[index][-1][1]) for index in far)
+    held: list[list[Tensor]] = []
+    for start in (0, PROBE_SHIFT):
+        stream = Stream(model)
+        stream.shift = start
+        with alone(model), torch.no_grad():
+            stream.step(_probe_ids(model))
+        layers = [stream.state.layers[index] for index in far]
+        # latent attention caches what it rotates as values
+        held.append([states for layer in layers for states in (layer.keys, layer.values)])
+    return all(close(there, here) for here, there in zip(*held, strict=True))
 
 
 def _watched(model: Any, layers: list[Layer], start: int, *, name: str) -> tuple[Tensor, Seen]:
