@@ -12,7 +12,7 @@ from farspan.methods import method
 from farspan.methods.knorm import Knorm
 
 import naive
-from tiny import COMMON, CONFIGS, DIFFLLAMA, nats_of, open_lm, refused, same, saved, some_ids, tiny_config, tiny_model
+from tiny import COMMON, CONFIGS, DIFFLLAMA, nats_of, refused, saved, some_ids, tiny_config, tiny_model
 
 FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
 READ, TIME = 50, 60
