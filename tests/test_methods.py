@@ -75,6 +75,14 @@ def test_a_stride_is_the_cache_trimmed_every_so_many_tokens(architecture: str, t
     close(nats_by(f"sinks:window={W},sinks={S},stride=11", lm, ids)[0], expected)
 
 
+@pytest.mark.parametrize("stride", [5, 6, 8])
+def test_with_a_stride_no_layer_sees_beyond_its_own_window(stride: int, tokenizer: Any) -> None:
+    """The layers' window is 40, and queries of the method see up to 36 + stride - 1 near tokens."""
+    lm, ids = open_lm("mistral", tokenizer), some_ids(1, 90)
+    given, own = nats_by(f"sinks:window=36,sinks=3,stride={stride}", lm, ids), nats_by("full", lm, ids)
+    assert bool((given - own).abs().max() < 1e-4) == (36 + stride - 1 > 40)
+
+
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (1, 5), (2, 1), (17, 0), (17, 5)])
 def test_sinks_and_the_lambda_mask_are_their_equations(window: int, sinks: int, lm: LM) -> None:
     ids = some_ids(1, 50)
@@ -261,6 +269,16 @@ def test_learned_weight_on_no_key_is_refused_however_small(text: str, dtype: tor
         pass
 
 
+def test_a_family_with_a_mask_of_its_own_is_refused_by_name(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONFIGS, "doge", ("Doge", COMMON))
+    for text in ("sinks:window=20", "topk:k=5", "knorm:capacity=20"):
+        with (
+            refused("with DogeForCausalLM: its attention is more than queries, keys and values"),
+            method(text).on(open_lm("doge", tokenizer)),
+        ):
+            pass
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "glm", "cohere"])
 def test_top_k_needs_no_rope(architecture: str, tokenizer: Any) -> None:
     lm, ids = open_lm(architecture, tokenizer), some_ids(2, 60)
@@ -298,7 +316,7 @@ def test_rope_is_refused_where_the_model_ignores_its_frequencies(
     assert (nats_by("selfextend:group=3,window=14", lm, ids) - before).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("family", ["Cohere2", "Exaone4"])
+@pytest.mark.parametrize("family", ["Cohere2", "Exaone4", "Flint"])
 def test_rope_is_refused_where_only_layers_with_a_window_rotate(
     family: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,7 +273,8 @@ def test_settings_that_mean_nothing_are_refused(text: str, reason: str) -> None:
     [
         ("selfextend:group=2,window=513", "window = 513 tokens is more than the 512 .* use window <= 512"),
         ("dca:chunk=500,local=20", r"chunk \+ local = 520 tokens is more than the 512 .* use chunk <= 492"),
-        ("dca:local=400", r"chunk \+ local = 784"),
+        ("dca:local=400", r"chunk \+ local = 784 tokens .* use local <= 255 and a smaller chunk"),
+        ("dca:local=255", "use chunk <= 257"),
     ],
 )
 def test_windows_larger_than_trained_are_refused(text: str, reason: str, lm: LM) -> None:

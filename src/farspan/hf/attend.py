@@ -209,6 +209,9 @@ class SinkWindow(Protocol):
     def window(self) -> int: ...  # tokens, the current one included
 
     @property
+    def reach(self) -> int: ...  # the most near tokens that a query sees
+
+    @property
     def sinks(self) -> int: ...  # first tokens of the text
 
     def first_near(self, position: Position) -> Position:
@@ -301,4 +304,4 @@ def _fused_part(
 
 
 def keeps_to_its_own(layer: Layer, shape: SinkWindow) -> bool:
-    return layer.window is not None and layer.window < shape.window
+    return layer.window is not None and layer.window < shape.reach

@@ -127,8 +127,7 @@ class CustomAttention(Scope):
         )
         if now is not None and self.eviction is not None and not now.evicted:
             before = now.last_queries.get(layer.index)
-            if before is None or before.start != start:  # a layer of DiffLlama attends twice with the same queries
-                now.last_queries[layer.index] = last_queries(call, before, self.eviction.window)
+            now.last_queries[layer.index] = last_queries(call, before, self.eviction.window)
         out = self.attend(call)
         return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
 

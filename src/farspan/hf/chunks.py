@@ -29,8 +29,8 @@ def self_check(lm: Any) -> str | None:
 
     Uses two rows of about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
     1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence stay
-    below 0.01 nats. In chunks, transformers 5.23 silently gives different logits for Mamba-1, FalconMamba, Jamba,
-    RecurrentGemma and Bamba.
+    below 0.01 nats. In chunks, transformers 5.23 silently gives different logits for Mamba-1, FalconMamba, Jamba and
+    RecurrentGemma.
 
     Raises:
         ValueError: predictions that depend on later tokens, or an output head that cannot be run separately.

@@ -16,6 +16,7 @@ from farspan.hf.facts import input_device, position_limit
 from farspan.hf.masks import layer_windows
 from farspan.hf.parallel import refuse_divided
 from farspan.hf.rotary import rope_frequencies
+from farspan.hf.scope import alone
 from farspan.hf.stream import Stream
 
 PROBE_LENGTH = 24  # tokens
@@ -84,27 +85,30 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True, once: bool =
     ]
 
 
-def rotates_only_near(model: Any, *, name: str) -> bool:
-    """Return whether some layers attend to the whole text and none of these rotates its keys, as in Cohere 2 and
-    EXAONE 4, found by running a few tokens. False for a model without weights, or whose keys cannot be seen."""
+def rotates_only_near(model: Any) -> bool:
+    """Return whether some layers attend to the whole text and none of these rotates its keys, as in Cohere 2, EXAONE 4
+    and Flint, found by running a few tokens at two positions. False for a model without weights."""
     windows, others = layer_windows(model)
     far = [index for index, window in enumerate(windows) if window is None]
     if others or len(far) in (0, len(windows)) or input_device(model).type == "meta":
         return False
-    plain = [Layer(index, None, window) for index, window in enumerate(windows)]
-    try:
-        with torch.no_grad():
-            here, there = (_watched(model, plain, start, name=name)[1] for start in (0, PROBE_SHIFT))
-    except ValueError:
-        return False
-    return all(close(there[index][-1][1], here[index][-1][1]) for index in far)
+    held: list[list[Tensor]] = []
+    for start in (0, PROBE_SHIFT):
+        stream = Stream(model)
+        stream.shift = start
+        with alone(model), torch.no_grad():
+            stream.step(_probe_ids(model))
+        layers = [stream.state.layers[index] for index in far]
+        # latent attention caches what it rotates as values
+        held.append([states for layer in layers for states in (layer.keys, layer.values)])
+    return all(close(there, here) for here, there in zip(*held, strict=True))
 
 
 def _watched(model: Any, layers: list[Layer], start: int, *, name: str) -> tuple[Tensor, Seen]:
     """Run a few tokens at positions from `start` on, and return the hidden states, and queries and keys by layer.
 
     Raises:
-        ValueError: a layer's attention does not go through transformers' interface.
+        ValueError: a layer's attention does not go through transformers' interface, or needs more than it passes on.
     """
     refusal = f"{name} cannot be used with {type(model).__name__}"
     around = f"{refusal}: its attention does not go through transformers' interface"
@@ -121,6 +125,8 @@ def _watched(model: Any, layers: list[Layer], start: int, *, name: str) -> tuple
             if is_out_of_memory(error):
                 raise
             raise ValueError(around) from error
+        except ValueError as error:  # weight on no key, or a mask of the model's own, as Doge makes from its values
+            raise ValueError(more_than_keys(name, type(model).__name__)) from error
     if len(seen) < len(layers) or not layers:
         raise ValueError(around)
     return given, seen
@@ -132,15 +138,16 @@ def _probe_ids(model: Any) -> Tensor:
 
 
 def check_cached_keys(model: Any, layers: list[Layer], *, name: str) -> None:
-    """Check that the cache of a model holds the keys that its attention reads, of which an eviction keeps a part.
+    """Check that the cache of a model holds the keys and values that its attention reads, of which an eviction keeps a
+    part for each head.
 
     Args:
         layers: from `attention_layers`.
         name: the method's, for error messages.
 
     Raises:
-        ValueError: the cache holds something else, such as a compressed latent. For a model without weights, only what
-            its config shows.
+        ValueError: the cache holds something else, such as a compressed latent, or values in another order of heads.
+            For a model without weights, only what its config shows.
     """
     refusal = f"{name} cannot be used with {type(model).__name__}: its cache holds"
     if getattr(model.config.get_text_config(decoder=True), "kv_lora_rank", None):
@@ -150,15 +157,18 @@ def check_cached_keys(model: Any, layers: list[Layer], *, name: str) -> None:
     alike: list[bool] = []
 
     def watching(call: Call) -> Tensor:
-        held = stream.state.layers[call.layer.index].keys
-        alike.append(torch.equal(held, call.key[:, :, -held.shape[2] :]))  # with a window it holds only the last ones
+        layer = stream.state.layers[call.layer.index]
+        for held, read in ((layer.keys, call.key), (layer.values, call.value)):
+            alike.append(torch.equal(held, read[:, :, -held.shape[2] :]))  # with a window it holds only the last ones
         return dense(call)
 
     with replaced_attention(model, watching, layers, name=name, padding=True) as attention, torch.no_grad():
         stream = Stream(model, PROBE_LENGTH, attention)
         stream.step(_probe_ids(model))
     if not all(alike):
-        raise ValueError(f"{refusal} other keys than its attention reads, of which {name} keeps a part: use full")
+        raise ValueError(
+            f"{refusal} other keys or values than its attention reads, of which {name} keeps a part: use full"
+        )
 
 
 def _check_positions(model: Any, name: str) -> None:

@@ -56,9 +56,11 @@ class Dca(Method):
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write chunk=TOKENS")
         local = chunk // 6 if self.local is None else self.local
         if trained is not None and chunk + local > trained:
+            most = trained - local
+            fix = f"chunk <= {most:,}" if most > local else f"local <= {(trained - 1) // 2:,} and a smaller chunk"
             raise ValueError(
                 f"{self}: chunk + local = {chunk + local:,} tokens is more than the {trained:,} that {lm.name} was "
-                f"trained on; use chunk <= {trained - local:,}"
+                f"trained on; use {fix}"
             )
         if local >= chunk:
             raise ValueError(f"{self}: local must be less than chunk, which is {chunk:,} tokens for {lm.name}")

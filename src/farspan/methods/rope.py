@@ -139,7 +139,7 @@ class Rope(Method):
             raise ValueError(
                 f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
             )
-        if hf.rotates_only_near(lm.model, name=str(self)):
+        if hf.rotates_only_near(lm.model):
             raise ValueError(
                 f"{self} changes RoPE frequencies, and {lm.name} has RoPE only in layers with a sliding window, which "
                 "see no farther than it: use full"
