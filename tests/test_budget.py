@@ -39,6 +39,13 @@ def test_it_keeps_the_keys_chosen_one_by_one(
         assert memory.num_kept == capacity
 
 
+def test_a_share_is_rounded_up_as_written() -> None:
+    for percent in range(1, 101):
+        how = method(f"tova:share={percent / 100}")
+        for num_tokens in (1, 99, 100, 1000, 32_768):
+            assert how.kept_to_answer(num_tokens) == -(-percent * num_tokens // 100)
+
+
 def test_a_share_grows_with_the_text(lm: LM) -> None:
     ids = some_ids(1, 120)
     with method("knorm:share=0.21").on(lm) as reader:

@@ -52,7 +52,8 @@ class Budget(Evicting):
             raise ValueError(f"{self}: share must be above 0 and at most 1")
 
     def kept_to_answer(self, num_tokens: int) -> int:
-        wanted = self.capacity if self.share is None else math.ceil(self.share * num_tokens)
+        # rounded first: 0.07 * 100 is slightly above 7 in floating point
+        wanted = self.capacity if self.share is None else math.ceil(round(self.share * num_tokens, 9))
         assert wanted is not None
         return min(num_tokens, wanted)
 
