@@ -1320,3 +1320,6 @@ def test_the_quality_of_curves_at_other_depths_is_that_of_the_depths_that_all_ha
     assert quality("a", "c") == ({"copied beyond guessing (depth 0)"}, [0.09, 0.09])
     assert quality("c", "b") == ({"copied beyond guessing (mean over depths 0, 0.5)"}, [0.19, 0.19])
     assert quality("c") == ({"copied beyond guessing"}, [0.357])
+    late = [row(length, 0, None, model="late", protocol="probe", status="budget") for length in (600, 800)]
+    folders["c and late"] = run(tmp_path / "late", measured(0.0, 0.5, 1.0) + late)
+    assert quality("c and late") == ({"copied beyond guessing"}, [0.357, 0.0])
