@@ -458,7 +458,7 @@ def second_more_than_third(values: np.ndarray) -> np.ndarray:
 
 def rank_correlations(values: np.ndarray) -> np.ndarray:
     """Return Spearman's correlations [..., measures, measures] of values [..., methods, measures]."""
-    ranks = rankdata(values, axis=-2)
+    ranks = rankdata(np.round(values, 9), axis=-2)  # equal scores that were summed in another order are ties
     ranks -= ranks.mean(-2, keepdims=True)
     ranks /= np.sqrt((ranks**2).sum(-2, keepdims=True))
     return np.swapaxes(ranks, -1, -2) @ ranks

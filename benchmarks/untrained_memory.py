@@ -32,6 +32,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from itertools import islice, product
 from pathlib import Path
 from typing import Literal
@@ -228,23 +229,24 @@ def overview(found: dict[str, By], recipes: Sequence[str], other: str, task: str
     return table([f"{number} texts", *heads], lines)
 
 
-def correlations(found: dict[str, By], prefix: str = "") -> str:
-    """Return a table of what foresees needles and questions over the models for 8,192 tokens, trained or not: rank
+def correlations(found: dict[str, By], pattern: str = "*", *more: str) -> str:
+    """Return a table of what predicts needles and questions over the models for 8,192 tokens, trained or not: rank
     correlations with their memory at about the length of the task and with their loss on all of 8,192 tokens, and by
     how much the former are higher; intervals by resampling models.
 
     Args:
-        prefix: of the names of the recipes that count.
+        pattern: of the names of the recipes that count, as `yarn*`.
+        more: names of untrained models that count too.
     """
-    models = {name: name for name in DEMO_SIZE.recipes if name in found and name.startswith(prefix)}
-    models |= {name: SIZES["demo"].untrained[name] for name in ("yarn16", "yarn16-log-n")}
+    models = {name: name for name in DEMO_SIZE.recipes if name in found and fnmatch(name, pattern)}
+    models |= {name: SIZES["demo"].untrained[name] for name in ("yarn16", "yarn16-log-n", *more)}
     loss = [float(np.mean(list(nats_of(DEMO_SIZE, recipe, "beyond").values()))) for recipe in models.values()]
     lines = []
     for what, label, tokens in found["yarn16"]:
-        if not all((what, label, tokens) in found[name] for name in models):
-            continue
-        by_model = [found[name][what, label, tokens] for name in models]
+        by_model = [found[name].get((what, label, tokens), {}) for name in models]
         texts = set.intersection(*map(set, by_model))
+        if not texts:
+            continue
         sign = -1 if "less is better" in what else 1
         task = [sign * float(np.mean([by[text] for text in sorted(texts)])) for by in by_model]
         memory = [[_memory_at(recipe, part, tokens) for recipe in models.values()] for part in ("natural", "shuffled")]
@@ -265,8 +267,8 @@ def _memory_at(recipe: str, part: str, tokens: int) -> float:
 
 def page() -> str:
     """Return the page with its tables, made again of the recorded rows: each is named `SIZE ONE OTHER [FIRST TEXT]`,
-    `SIZE every OTHER TASK` with all recipes of memory_recipes.py, or `SIZE correlations [PREFIX]`. In place of a size,
-    `mentions44` is a folder of rows on more texts, apart since these are other windows."""
+    `SIZE every OTHER TASK` with all recipes of memory_recipes.py, or `SIZE correlations [PATTERN] [NAME ...]`. In place
+    of a size, `mentions44` is a folder of rows on more texts, apart since these are other windows."""
 
     def made(name: str) -> str:
         size, one, *more = name.split()
