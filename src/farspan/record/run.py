@@ -101,7 +101,7 @@ class Run:
             rows, end = read_file(path)
             others = [other for other in writers_files(folder, ".jsonl") if other != path]
             every = {other: read_file(other)[0] for other in others} | {path: rows}
-            named = {name: settings[name] for name in ("methods",) if name in settings}  # `add_model` adds the models
+            named = {"methods": settings["methods"]} if "methods" in settings else {}  # `add_model` adds the models
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **named, **environment()}
             with _header_locked(folder):
                 header = _begun(folder, as_read(settings), shard, [row for part in every.values() for row in part])
@@ -176,7 +176,8 @@ class Run:
             refuse_other_weights(self.folder, before, identity)
             before |= lengths
             named = header["sessions"][self._session].setdefault("models", [])
-            named += [identity["name"]] * (identity["name"] not in named)
+            if identity["name"] not in named:
+                named.append(identity["name"])
             places = {name: place for place, name in enumerate(order)}
             names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
             header["models"] = {name: header["models"][name] for name in names}
