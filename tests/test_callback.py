@@ -315,9 +315,9 @@ def test_weights_are_those_that_the_optimizer_evaluates_with(
 ) -> None:
     losses, prints = [], []
 
-    class Stop(
-        TrainerCallback
-    ):  # after the curve at the end of the step, so that it is measured at the end of the epoch
+    class Stop(TrainerCallback):
+        """Runs after the callback that measures, which therefore measures at the end of the epoch."""
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = state.global_step == 3
 

@@ -98,7 +98,7 @@ Methods = Annotated[
 ]
 OneMethod = Annotated[str, of_method("Method of reading, such as sinks:window=508.")]
 Text = Annotated[str, of_text("Text: FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.")]
-Documents = Annotated[str, of_text("Text: FILE, FOLDER, org/name, builtin or builtin:held-out.")]  # no tokens alone
+Documents = Annotated[str, of_text("Text: FILE, FOLDER, org/name, builtin or builtin:held-out.")]
 TargetTexts = Annotated[
     list[str] | None,
     of_text("Text to copy, or shuffled: the tokens of --text in random order; default: --text. Repeatable."),
