@@ -242,22 +242,22 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, clipped
-    to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two; other numbers, which values outside of
-    these show, are not clipped. None under two examples, and where other scores than right or wrong are all the same:
-    their spread is unknown."""
-    unbounded = quality["exp"] or in_nats(quality["name"]) or in_seconds(quality["name"])
-    is_binary = not unbounded and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all()
-    if is_binary and len(values) > 1:
+    to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two, 0 or more for times; other numbers,
+    which values outside of these show, are not clipped. None under two examples, and where other scores than right or
+    wrong are all the same: their spread is unknown."""
+    is_time = in_seconds(quality["name"])
+    is_share = not (quality["exp"] or in_nats(quality["name"]) or is_time)
+    if is_share and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all() and len(values) > 1:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
     low, high = (float(side[0]) for side in interval(values[:, None]))
     if np.isnan(low):
         return None, None
-    if unbounded:
-        return low, high
-    least = least_share(quality)
-    is_share = values.min() >= least and values.max() <= 1
-    return (max(low, least), min(high, 1.0)) if is_share else (low, high)
+    if is_time:
+        return max(low, 0.0), high
+    if is_share and values.min() >= (least := least_share(quality)) and values.max() <= 1:
+        return max(low, least), min(high, 1.0)
+    return low, high
 
 
 def paired_halves(rows: Iterable[Row]) -> list[Row]:
