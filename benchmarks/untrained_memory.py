@@ -240,7 +240,8 @@ def correlations(found: dict[str, By], pattern: str = "*", *more: str) -> str:
     """
     models = {name: name for name in DEMO_SIZE.recipes if name in found and fnmatch(name, pattern)}
     models |= {name: SIZES["demo"].untrained[name] for name in ("yarn16", "yarn16-log-n", *more)}
-    loss = [float(np.mean(list(nats_of(DEMO_SIZE, recipe, "beyond").values()))) for recipe in models.values()]
+    # signed, so that more is better
+    loss = [-float(np.mean(list(nats_of(DEMO_SIZE, recipe, "beyond").values()))) for recipe in models.values()]
     lines = []
     for what, label, tokens in found["yarn16"]:
         by_model = [found[name].get((what, label, tokens), {}) for name in models]
@@ -250,9 +251,8 @@ def correlations(found: dict[str, By], pattern: str = "*", *more: str) -> str:
         sign = -1 if "less is better" in what else 1
         task = [sign * float(np.mean([by[text] for text in sorted(texts)])) for by in by_model]
         memory = [[_memory_at(recipe, part, tokens) for recipe in models.values()] for part in ("natural", "shuffled")]
-        better = [-value for value in loss]
-        values = [resampled(np.array([task, one]).T, first_two) for one in (*memory, better)]
-        values += [resampled(np.array([task, one, better]).T, second_more_than_third) for one in memory]
+        values = [resampled(np.array([task, one]).T, first_two) for one in (*memory, loss)]
+        values += [resampled(np.array([task, one, loss]).T, second_more_than_third) for one in memory]
         said = (f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in values)
         lines.append([f"{what.partition(' (')[0]}, {tokens:,} ({len(texts)} texts)", *said])
     heads = "memory, natural text", "memory, shuffled text", "loss", "natural text more than loss", "shuffled text more"

@@ -244,10 +244,12 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
 def _comparable(group: Group) -> Mapping[str, Any]:
     """Return the entry of a group. The quality of curves that were measured at different depths, such as in several
     runs, is that of their common `depths`: means over other depths are other numbers."""
+    if group.task != "curve":
+        return group.entry
     # one row at depth 0 stands for a length that was refused or had no time
     measured = [{row.depth for row in one.rows if row.status not in ("refused", "budget")} for one in group.members]
     every = [depths for depths in measured if depths]
-    if group.task != "curve" or len(set(map(frozenset, every))) < 2:
+    if len(set(map(frozenset, every))) < 2:
         return group.entry
     common = sorted(set.intersection(*every))
     quality = group.entry["quality"]

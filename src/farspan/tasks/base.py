@@ -292,3 +292,12 @@ def digest(*parts: str | np.ndarray) -> str:
     for part in parts:
         hashed.update(part.encode() if isinstance(part, str) else np.asarray(part, np.int64).tobytes())
     return hashed.hexdigest()[:16]
+
+
+def distinct(examples: Iterable[Example[P]]) -> list[Example[P]]:
+    """Return the examples, each with an id of its own: equal rows of data, or windows of a text, stay apart."""
+    found: dict[str, Example[P]] = {}
+    for one in examples:
+        id = digest(one.id, str(one.repeat)) if one.id in found else one.id
+        found[id] = replace(one, id=id)
+    return list(found.values())

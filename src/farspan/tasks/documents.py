@@ -19,7 +19,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Parts, Result, Task, Work, digest
+from farspan.tasks.base import Bound, Example, Parts, Result, Task, Work, digest, distinct
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import following, pieces, stops
 
@@ -106,18 +106,15 @@ class BoundDocuments(Bound[DocumentPrompt]):
         if repeats > len(self.items):
             raise ValueError(f"{self.set} has {len(self.items):,} examples; {repeats:,} are needed (--repeats)")
         chosen = np.random.default_rng([seed]).permutation(len(self.items))[:repeats]
-        examples, names = [], set[str]()
+        examples = []
         for repeat, index in enumerate(chosen.tolist()):
             given = self._prompt(lm, index)
             item = given.item
             what = [self.task, self.version, self.settings, seed, item.name, item.references, item.options]
             prompt = [ids.tolist() for ids in (given.before, given.document, given.after)]
             name = digest(json.dumps([*what, lm.separator.ids, prompt]))
-            if name in names:  # equal rows of the data are examples of their own
-                name = digest(name, str(repeat))
-            names.add(name)
             examples.append(Example(name, repeat, tuple(lengths), given))
-        return examples
+        return distinct(examples)
 
     @cached_property
     def _prompts(self) -> dict[tuple[Any, int], DocumentPrompt]:

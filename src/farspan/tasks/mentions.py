@@ -29,7 +29,7 @@ at the shortest length are left out.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -41,7 +41,7 @@ from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import limited
-from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, distinct, not_finite
 from farspan.tasks.prompts import token_texts
 
 DISTANCE = 1000  # tokens
@@ -159,17 +159,13 @@ class BoundMentions(Mentions, BoundText[MentionText]):
         """
         self.check(lengths)
         found: list[Example[MentionText]] = []
-        ids, done = set[str](), 0
+        done = 0
         for done, tokens in enumerate(self.text.every_window(lengths[-1], repeats, seed), 1):
             payload = self._marked(lm, tokens, np.random.default_rng([seed, done - 1]))
             if payload.at(lengths[0]):
-                one = self._example(lm, payload, len(found), lengths)
-                if one.id in ids:  # equal windows, of copies of a document, are examples of their own
-                    one = replace(one, id=digest(one.id, str(one.repeat)))
-                ids.add(one.id)
-                found.append(one)
+                found.append(self._example(lm, payload, len(found), lengths))
             if len(found) == repeats:
-                return found
+                return distinct(found)
         raise ValueError(
             f"text {self.text.name!r}: {len(found)} of its {done:,} windows of {lengths[-1]:,} tokens have a name, "
             f"identifier or number that recurs after {self.distance:,} tokens and more within {lengths[0]:,}; "

@@ -25,8 +25,9 @@ def write_every_eval_ever(source: Source, folder: Path) -> list[Path]:
         by_model.setdefault(number.member.model, []).append(number)
     paths = []
     for model, numbers in by_model.items():
-        content = json.dumps(record(source, model, numbers), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        name = UUID(bytes=hashlib.sha256(content.encode(errors="backslashreplace")).digest()[:16], version=4)
+        text = json.dumps(record(source, model, numbers), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        content = text.encode(errors="backslashreplace")  # as `write` encodes text
+        name = UUID(bytes=hashlib.sha256(content).digest()[:16], version=4)
         developer, _, last = model.partition("/") if is_hub_id(model) else ("local", "", Path(model).name)
         place = folder / "data" / COLLECTION / _portable(developer) / _portable(last)
         place.mkdir(parents=True, exist_ok=True)
