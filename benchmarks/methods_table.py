@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ IN_REAL_MODELS = {  # parts, by ours
     "shuffled": "methods",
     "far": "far-shuffled",
     "longppl": "longppl",
-    "beside": "longppl-beside",
     "needle": "methods-needle",
+    "own": "methods-own",
 }
 METHODS = (
     "full",
@@ -72,6 +72,12 @@ METHODS = (
     "replug:piece={half},tail={quarter}",
     "ape:piece={half}",
 )
+BESIDE: dict[str, tuple[str, Callable[[Row], float]]] = {  # parts of a method that has texts of its own, and of `full`
+    "natural-beside": ("copied beyond guessing, books", lambda row: float(row.scores["copy"] - row.scores["control"])),
+    "far-beside": ("copied beyond guessing, shuffled", lambda row: float(row.scores["copy"] - row.scores["control"])),
+    "longppl-beside": ("nats per token", lambda row: float(row.scores["nats_all"])),
+    "needle-beside": ("nats of a needle's answer", lambda row: float(row.scores["nats"])),
+}
 FACTORS = RECORDED / "factors.json"  # by `search_rope.py --shape factors`
 NTK = "rope:type=ntk,factor=4"
 STRONG = "rope:type=yarn,factor=4"  # has the longest memory of these; it chooses the key tokens of the part `shared`
@@ -244,16 +250,16 @@ def _scored(model: str, part: str) -> list[Row]:
     return [row for row in rows_of(model, part)[1] if row.status == "ok"]
 
 
-def token_nats(model: str, part: str = "") -> dict[int, ByMethod]:
+def token_nats(model: str) -> dict[int, ByMethod]:
     """Return the nats per token by length; of a real model those of LongPPL's targets, read under every method."""
     task, score = ("longppl", "nats_all") if model in real_tables.MODELS else ("perplexity", "nats")
-    rows = (row for row in rows_of(model, part or task)[1] if row.task == task and row.status in ("ok", "no_keys"))
+    rows = (row for row in rows_of(model, task)[1] if row.task == task and row.status in ("ok", "no_keys"))
     return _numbers(rows, "length", lambda row: row.scores[score])
 
 
-def tokens(model: str, part: str = "") -> str:
+def tokens(model: str) -> str:
     """Return the nats per token by method and length."""
-    return _marked("nats per token", {f"{length:,}": by for length, by in token_nats(model, part).items()}, digits=2)
+    return _marked("nats per token", {f"{length:,}": by for length, by in token_nats(model).items()}, digits=2)
 
 
 def output_nats(model: str) -> dict[int, ByMethod]:
@@ -325,6 +331,20 @@ def _marked(what: str, columns: dict[str, ByMethod], digits: int = 1) -> str:
         texts = max(len(methods.get(how, ())) for methods in columns.values())
         line[0] += f" ({texts})" * (texts < number)
     return table([f"{what}; {number} texts", *columns], list(lines.values()))
+
+
+def beside_full(model: str) -> str:
+    """Return what a method that has texts of its own scores, and `full` on the same texts, paired by text."""
+    lines = []
+    for part, (what, number) in BESIDE.items():
+        rows = (row for row in real_tables.recorded(model, part)[1] if row.status in ("ok", "no_keys"))
+        for length, methods in _numbers(rows, "length", number).items():
+            shared = _common(methods)
+            ((how, (mean, low, high, _)),) = more_than_first(shared).items()
+            means = (f"{np.mean(list(by.values())):.2f}" for by in shared.values())
+            more = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+            lines.append([what, f"{length:,}", str(len(shared[how])), *means, more])
+    return table(["measure", "tokens", "texts", "`full`", f"`{how}`", "more"], lines)
 
 
 def best(model: str) -> str:
@@ -491,6 +511,39 @@ def predictors(model: str) -> str:
     return table(["task", "measure", *(f"{length:,}" for length in lengths)], lines)
 
 
+def predicting(model: str, length: int) -> dict[str, dict[str, float]]:
+    """Return the `measures` of the methods that still predict at a length: those that take less than a nat per token
+    more than the first method does at the shortest length."""
+    first = next(iter(next(iter(token_nats(model).values())).values()))
+    found = measures(model, length)
+    most = float(np.mean(list(first.values()))) + 1
+    able = {how for how, value in found[NAMES["perplexity"]].items() if -value < most}
+    return {name: {how: value for how, value in by.items() if how in able} for name, by in found.items()}
+
+
+def among_predicting(model: str, task: str, measure: str, length: int) -> Interval:
+    """Return `against_perplexity` over the methods that still predict."""
+    names = task, measure, NAMES["perplexity"]
+    return resampled(together(predicting(model, length), *names), second_more_than_third)
+
+
+def predicting_correlations(model: str) -> str:
+    """Return, over the methods that still predict, the correlation of each measure with the tasks, and by how much it
+    exceeds that of perplexity."""
+    lengths, perplexity = _compared(model)[1:], NAMES["perplexity"]
+    names = *(f"memory, {text}" for text in TEXTS.values()), SHARE, perplexity
+    lines = []
+    for task, name in product((NATS, NAMES["own"]), names):
+        line = [task, name]
+        for length in lengths:
+            line.append(_correlation(together(predicting(model, length), task, name)))
+            gap = among_predicting(model, task, name, length)
+            line.append(MISSING if name == perplexity else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*gap))
+        lines.append(line)
+    heads = [head for length in lengths for head in (f"{length:,}", "more than perplexity")]
+    return table(["task", "measure", *heads], lines)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "memory": memory,
     "costs": lambda model: costs(priced(model), _method),
@@ -499,11 +552,12 @@ TABLES: dict[str, Callable[[str], str]] = {
     "best": best,
     "correlations": correlations,
     "predictors": predictors,
+    "predicting": predicting_correlations,
     "nats": nats,
     **{f"nats-{length}": nats_by_distance(length) for length in (8192, 16384, 32768)},
     "outputs": outputs,
     "tokens": tokens,
-    "tokens-beside": partial(tokens, part="beside"),
+    "beside": beside_full,
     **{part: partial(qualities, part=part) for part in NAMES},
 }
 
@@ -540,6 +594,7 @@ def pareto(model: str, price: str, unit: str, scale: float) -> Figure:
         x=unit.format(longest),
         y="span on shuffled text (tokens)",
         lines=lines,
+        log_x=True,
         counts=False,
         num_members=len(lines),
         front=pareto_front([(line.x[0], line.y[0]) for line in lines], False, True),
@@ -598,18 +653,14 @@ def claims() -> dict[str, bool]:
         "SmolLM2, four windows: it is found under Self-Extend and DCA with chunks of 2,048 alone": (
             found_farthest(real, 32768) == {"selfextend:group=8,window=2048", "dca:chunk=2048"}
         ),
-        "SmolLM2, two windows: the share of key tokens follows memory, and perplexity is not shown to": (
-            correlation(real, "memory, natural text", SHARE, 16384)[1] > 0
-            and correlation(real, "memory, natural text", NAMES["perplexity"], 16384)[1] < 0
-        ),
-        "SmolLM2, four windows: needles follow the share of key tokens, and are not shown to follow perplexity": (
-            correlation(real, NATS, SHARE, 32768)[1] > 0 > correlation(real, NATS, NAMES["perplexity"], 32768)[1]
-        ),
         "SmolLM2, two and four windows: needles follow memory of natural text": all(
             correlation(real, "memory, natural text", NATS, length)[1] > 0.5 for length in (16384, 32768)
         ),
-        "SmolLM2, two windows: more closely than perplexity": (
-            against_perplexity(real, NATS, "memory, natural text", 16384)[1] > 0
+        "SmolLM2, two windows, methods that predict: needles follow memory more closely than perplexity": (
+            among_predicting(real, NATS, "memory, natural text", 16384)[1] > 0
+        ),
+        "SmolLM2, two windows, methods that predict: facts follow perplexity more closely than memory": (
+            among_predicting(real, NAMES["own"], "memory, natural text", 16384)[2] < 0
         ),
         "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
             against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0

@@ -13,7 +13,7 @@ a recipe trains on the first four fifths of the books, and perplexity, methods a
 --record keeps the rows of all parts below --out in benchmarks/real_models/; --write makes the tables and pictures of
 docs/real_models.md of these rows, and of two parts more: `recipes` are rows of `methods --repeats 4` of the model and
 of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has `cost-gpu` and `cost-gpu-far`,
-likewise, and `longppl-beside`, `longppl` of other methods on other texts. --check judges the claims of
+likewise, and parts that end in `-beside`: `topk` and `full` on texts of their own. --check judges the claims of
 docs/real_models.md. --quick measures the parts on the embedded model in about a minute of one core: two examples,
 lengths and methods of each part, every method in `far-shuffled`. It leaves out `qmsum`, the parts of CEPE models, and
 without --data those that need it.
@@ -142,6 +142,7 @@ PARTS = {
         methods=("full", "rope:type=yarn,factor=2", "rope:type=truncated", "rope:type=ntk,factor=2"),
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
+    "methods-own": Part("own", (1 / 4, 1, 2, 4), 8, text="books-scored", methods=METHODS),
     "needle": Part("needle:kind=single", (1 / 4, 1, 2), 8, text="books-scored"),
     "cost": Part("cost", (1, 2, 4), 3, text="builtin", methods=METHODS),
     "topk": Part(

@@ -701,6 +701,7 @@ def claims() -> dict[str, bool]:
     heaviest = [at.as_data() for at in attention_of.at]
     return {
         "SmolLM2: the half-life on books is inside the window, within 10 %": _within(natural, "half_life", 0.1),
+        "SmolLM2: the reach on books within 10 %": _known_to(natural, "reach", 0.1),
         "SmolLM2: the span on both texts within 10 %": all(_within(one, "span", 0.1) for one in (natural, shuffled)),
         "SmolLM2: nothing is copied at 7,680 tokens": _gap(shuffled, 7680)[1] < 0.05,
         "SmolLM2: the control on books is the same at 512 and 8,192 tokens": _change_of_control(natural, 512, 8192),
@@ -859,11 +860,17 @@ def _claims_of_tasks(smollm2: str) -> dict[str, bool]:
 def _within(one: CurveMember, name: str, share: float) -> bool:
     """Return whether a memory length and its interval end inside the window, no further from it than a share of it."""
     assert one.summary is not None
+    high = getattr(one.summary, name).high
+    return _known_to(one, name, share) and one.trained_length is not None and bool(high < one.trained_length)
+
+
+def _known_to(one: CurveMember, name: str, share: float) -> bool:
+    """Return whether the interval of a memory length ends no further from it than a share of it."""
+    assert one.summary is not None
     found: MemoryLength = getattr(one.summary, name)
-    if found.low is None or found.high is None or one.trained_length is None or found.interval_censored:
+    if found.low is None or found.high is None or found.interval_censored:
         return False
-    error = max(found.high - found.value, found.value - found.low)
-    return bool(error <= share * found.value and found.high < one.trained_length)
+    return bool(max(found.high - found.value, found.value - found.low) <= share * found.value)
 
 
 def _within_nats(model: str, one: tuple[str, int], other: tuple[str, int], bound: float) -> bool:
