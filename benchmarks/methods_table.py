@@ -650,7 +650,7 @@ def claims() -> dict[str, bool]:
             found_farthest(real, 16384)
             == {how for how in gaps if how.startswith(longer) and how not in ("rope:type=yarn,factor=2", NTK)}
         ),
-        "SmolLM2, four windows: it is found under Self-Extend and DCA with chunks of 2,048 alone": (
+        "SmolLM2, four windows: it is found under Self-Extend by a window and DCA by chunks of 2,048 alone": (
             found_farthest(real, 32768) == {"selfextend:group=8,window=2048", "dca:chunk=2048"}
         ),
         "SmolLM2, two and four windows: needles follow memory of natural text": all(
