@@ -335,7 +335,12 @@ def _marked(what: str, columns: dict[str, ByMethod], digits: int = 1) -> str:
 
 def beside_full(model: str) -> str:
     """Return what a method that has texts of its own scores, and `full` on the same texts, paired by text."""
+    first, other = real_tables.curves(model, "natural-beside")
+    texts = str(real_tables.whole_repeats(first.curve))
     lines = []
+    for one in (one for one in differences(first.curve, other.curve) if one.name in NUMBERS):
+        both = (str(getattr(curve.summary, one.name)) for curve in (first, other))
+        lines.append([f"{NUMBERS[one.name]}, books", MISSING, texts, *both, real_tables.difference(one)])
     for part, (what, number) in BESIDE.items():
         rows = (row for row in real_tables.recorded(model, part)[1] if row.status in ("ok", "no_keys"))
         for length, methods in _numbers(rows, "length", number).items():
