@@ -499,10 +499,10 @@ def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
     return float(statistic(values)), float(low), float(high)
 
 
-def against_perplexity(model: str, task: str, measure: str, length: int) -> Interval:
-    """Return how much more a measure correlates with a task over the methods than perplexity does, and its 95 %
-    interval by resampling methods."""
-    return resampled(together(measures(model, length), task, measure, NAMES["perplexity"]), second_more_than_third)
+def against_perplexity(found: dict[str, dict[str, float]], task: str, measure: str) -> Interval:
+    """Return how much more one of the `measures` correlates with a task over the methods than perplexity does, and its
+    95 % interval by resampling methods."""
+    return resampled(together(found, task, measure, NAMES["perplexity"]), second_more_than_third)
 
 
 def predictors(model: str) -> str:
@@ -511,7 +511,7 @@ def predictors(model: str) -> str:
     lines = []
     for task in (NATS, NAMES["own"], ICL):
         for measured in (*(f"memory, {text}" for text in TEXTS.values()), NAMES["longppl"], NAMES["shared"], SHARE):
-            found = [against_perplexity(model, task, measured, length) for length in lengths]
+            found = [against_perplexity(measures(model, length), task, measured) for length in lengths]
             lines.append([task, measured, *(f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in found)])
     return table(["task", "measure", *(f"{length:,}" for length in lengths)], lines)
 
@@ -526,12 +526,6 @@ def predicting(model: str, length: int) -> dict[str, dict[str, float]]:
     return {name: {how: value for how, value in by.items() if how in able} for name, by in found.items()}
 
 
-def among_predicting(model: str, task: str, measure: str, length: int) -> Interval:
-    """Return `against_perplexity` over the methods that still predict."""
-    names = task, measure, NAMES["perplexity"]
-    return resampled(together(predicting(model, length), *names), second_more_than_third)
-
-
 def predicting_correlations(model: str) -> str:
     """Return, over the methods that still predict, the correlation of each measure with the tasks, and by how much it
     exceeds that of perplexity."""
@@ -541,8 +535,9 @@ def predicting_correlations(model: str) -> str:
     for task, name in product((NATS, NAMES["own"]), names):
         line = [task, name]
         for length in lengths:
-            line.append(_correlation(together(predicting(model, length), task, name)))
-            gap = among_predicting(model, task, name, length)
+            found = predicting(model, length)
+            line.append(_correlation(together(found, task, name)))
+            gap = against_perplexity(found, task, name)
             line.append(MISSING if name == perplexity else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*gap))
         lines.append(line)
     heads = [head for length in lengths for head in (f"{length:,}", "more than perplexity")]
@@ -612,7 +607,7 @@ def claims() -> dict[str, bool]:
     searched = "rope:type=factors,file=factors.json"
     parallel = "ape:temperature=0.9,scale=0.9,piece=256", "replug:weights=uniform,piece=256,tail=128"
     verdicts = {(cell.method, cell.length): cell.verdict for cell in quality("demo", "perplexity")}
-    facts = [against_perplexity("demo", "facts", f"memory, {text}", 2048) for text in TEXTS.values()]
+    facts = [against_perplexity(measures("demo", 2048), "facts", f"memory, {text}") for text in TEXTS.values()]
     real = "SmolLM2-135M-Instruct.Q4_1"
     gaps = more_than_first(needle_nats_at(real, 8192)[0.0])
     longer = "rope:type=yarn", "rope:type=ntk", "replug", "ape", "selfextend", "dca:"  # how their names begin
@@ -662,13 +657,13 @@ def claims() -> dict[str, bool]:
             correlation(real, "memory, natural text", NATS, length)[1] > 0.5 for length in (16384, 32768)
         ),
         "SmolLM2, two windows, methods that predict: needles follow memory more closely than perplexity": (
-            among_predicting(real, NATS, "memory, natural text", 16384)[1] > 0
+            against_perplexity(predicting(real, 16384), NATS, "memory, natural text")[1] > 0
         ),
         "SmolLM2, two windows, methods that predict: facts follow perplexity more closely than memory": (
-            among_predicting(real, NAMES["own"], "memory, natural text", 16384)[2] < 0
+            against_perplexity(predicting(real, 16384), NAMES["own"], "memory, natural text")[2] < 0
         ),
         "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
-            against_perplexity("demo", NATS, NAMES["shared"], 1024)[1] > 0
+            against_perplexity(measures("demo", 1024), NATS, NAMES["shared"])[1] > 0
         ),
     }
 
