@@ -72,12 +72,6 @@ METHODS = (
     "replug:piece={half},tail={quarter}",
     "ape:piece={half}",
 )
-BESIDE: dict[str, tuple[str, Callable[[Row], float]]] = {  # parts of a method that has texts of its own, and of `full`
-    "natural-beside": ("copied beyond guessing, books", lambda row: float(row.scores["copy"] - row.scores["control"])),
-    "far-beside": ("copied beyond guessing, shuffled", lambda row: float(row.scores["copy"] - row.scores["control"])),
-    "longppl-beside": ("nats per token", lambda row: float(row.scores["nats_all"])),
-    "needle-beside": ("nats of a needle's answer", lambda row: float(row.scores["nats"])),
-}
 FACTORS = RECORDED / "factors.json"  # by `search_rope.py --shape factors`
 NTK = "rope:type=ntk,factor=4"
 STRONG = "rope:type=yarn,factor=4"  # has the longest memory of these; it chooses the key tokens of the part `shared`
@@ -333,6 +327,19 @@ def _marked(what: str, columns: dict[str, ByMethod], digits: int = 1) -> str:
     return table([f"{what}; {number} texts", *columns], list(lines.values()))
 
 
+def _copied(row: Row) -> float:
+    """Return what was copied beyond guessing."""
+    return float(row.scores["copy"] - row.scores["control"])
+
+
+BESIDE: dict[str, tuple[str, Callable[[Row], float]]] = {  # parts of a method that has texts of its own, and of `full`
+    "natural-beside": ("copied beyond guessing, books", _copied),
+    "far-beside": ("copied beyond guessing, shuffled", _copied),
+    "longppl-beside": ("nats per token", lambda row: row.scores["nats_all"]),
+    "needle-beside": ("nats of a needle's answer", lambda row: row.scores["nats"]),
+}
+
+
 def beside_full(model: str) -> str:
     """Return what a method that has texts of its own scores, and `full` on the same texts, paired by text."""
     first, other = real_tables.curves(model, "natural-beside")
@@ -345,10 +352,9 @@ def beside_full(model: str) -> str:
         rows = (row for row in real_tables.recorded(model, part)[1] if row.status in ("ok", "no_keys"))
         for length, methods in _numbers(rows, "length", number).items():
             shared = _common(methods)
-            ((how, (mean, low, high, _)),) = more_than_first(shared).items()
+            ((how, (*more, _)),) = more_than_first(shared).items()
             means = (f"{np.mean(list(by.values())):.2f}" for by in shared.values())
-            more = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-            lines.append([what, f"{length:,}", str(len(shared[how])), *means, more])
+            lines.append([what, f"{length:,}", str(len(shared[how])), *means, real_tables.signed(*more)])
     return table(["measure", "tokens", "texts", "`full`", f"`{how}`", "more"], lines)
 
 
@@ -529,18 +535,18 @@ def predicting(model: str, length: int) -> dict[str, dict[str, float]]:
 def predicting_correlations(model: str) -> str:
     """Return, over the methods that still predict, the correlation of each measure with the tasks, and by how much it
     exceeds that of perplexity."""
-    lengths, perplexity = _compared(model)[1:], NAMES["perplexity"]
+    at = {length: predicting(model, length) for length in _compared(model)[1:]}
+    perplexity = NAMES["perplexity"]
     names = *(f"memory, {text}" for text in TEXTS.values()), SHARE, perplexity
     lines = []
     for task, name in product((NATS, NAMES["own"]), names):
         line = [task, name]
-        for length in lengths:
-            found = predicting(model, length)
+        for found in at.values():
             line.append(_correlation(together(found, task, name)))
             gap = against_perplexity(found, task, name)
             line.append(MISSING if name == perplexity else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*gap))
         lines.append(line)
-    heads = [head for length in lengths for head in (f"{length:,}", "more than perplexity")]
+    heads = [head for length in at for head in (f"{length:,}", "more than perplexity")]
     return table(["task", "measure", *heads], lines)
 
 
@@ -609,7 +615,7 @@ def claims() -> dict[str, bool]:
     verdicts = {(cell.method, cell.length): cell.verdict for cell in quality("demo", "perplexity")}
     facts = [against_perplexity(measures("demo", 2048), "facts", f"memory, {text}") for text in TEXTS.values()]
     real = "SmolLM2-135M-Instruct.Q4_1"
-    gaps = more_than_first(needle_nats_at(real, 8192)[0.0])
+    gaps, able = more_than_first(needle_nats_at(real, 8192)[0.0]), predicting(real, 16384)
     longer = "rope:type=yarn", "rope:type=ntk", "replug", "ape", "selfextend", "dca:"  # how their names begin
     return {
         "YaRN has a longer span than full on both texts": all(_change(part, "full", yarn) > 0 for part in TEXTS),
@@ -657,10 +663,10 @@ def claims() -> dict[str, bool]:
             correlation(real, "memory, natural text", NATS, length)[1] > 0.5 for length in (16384, 32768)
         ),
         "SmolLM2, two windows, methods that predict: needles follow memory more closely than perplexity": (
-            against_perplexity(predicting(real, 16384), NATS, "memory, natural text")[1] > 0
+            against_perplexity(able, NATS, "memory, natural text")[1] > 0
         ),
         "SmolLM2, two windows, methods that predict: facts follow perplexity more closely than memory": (
-            against_perplexity(predicting(real, 16384), NAMES["own"], "memory, natural text")[2] < 0
+            against_perplexity(able, NAMES["own"], "memory, natural text")[2] < 0
         ),
         "LongPPL over YaRN's key tokens follows needles more closely than perplexity does, at two windows": (
             against_perplexity(measures("demo", 1024), NATS, NAMES["shared"])[1] > 0
