@@ -14,9 +14,9 @@ a recipe trains on the first four fifths of the books, and perplexity, methods a
 docs/real_models.md of these rows, and of two parts more: `recipes` are rows of `methods --repeats 4` of the model and
 of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has `cost-gpu` and `cost-gpu-far`,
 likewise, and parts that end in `-beside`: `topk` and `full` on texts of their own. --check judges the claims of
-docs/real_models.md. --quick measures the parts on the embedded model in about a minute of one core: two examples,
-lengths and methods of each part, every method in `far-shuffled`. It leaves out `qmsum`, the parts of CEPE models, and
-without --data those that need it.
+docs/real_models.md. --quick measures the parts on the embedded model in half a minute of one core: one example, two
+lengths and two methods of each part, every method in `far-shuffled`. It leaves out `qmsum`, the parts of CEPE models,
+and without --data those that need it.
 """
 
 import argparse
@@ -109,7 +109,7 @@ class Part:
             "methods": methods,
             "text": self.text.replace("books-scored", "books").replace("books", HELD_OUT) if quick else self.text,
             "lengths": lengths,
-            "repeats": 2 if quick else self.repeats,
+            "repeats": 1 if quick else self.repeats,
         }
 
 

@@ -716,6 +716,19 @@ def test_random_text_is_the_same_each_time(tokenizer: PreTrainedTokenizerFast) -
     assert np.array_equal(load("random", tokenizer).tokens, load("random", tokenizer).tokens)
 
 
+def test_random_text_has_no_special_token_without_a_role(tokenizer: Any) -> None:
+    """As the reserved tokens of Llama 3, which are special and not among `all_special_ids`."""
+    reserved = copy.deepcopy(tokenizer)
+    number = len(reserved)
+    reserved.backend_tokenizer.add_special_tokens(["<|reserved|>"])
+    assert len(reserved) == number + 1
+    assert number not in reserved.all_special_ids
+    assert reserved.added_tokens_decoder[number].special
+    text = load("random", reserved)
+    assert number not in text.tokens
+    assert text.hash != load("random", tokenizer).hash
+
+
 def test_shuffled_windows_are_permutations_of_the_plain_ones(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:

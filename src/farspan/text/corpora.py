@@ -165,9 +165,13 @@ def load(name: str, tokenizer: Any) -> Corpus:
         hashed = hashlib.sha256(f"shuffled {text.source}".encode()).hexdigest()[:16]
         return replace(text, name=name, hash=hashed, shuffled=True, ordered_hash=text.source)
     if name == "random":
-        ordinary = np.setdiff1d(np.arange(len(tokenizer)), np.asarray(tokenizer.all_special_ids, dtype=np.int64))
+        # also tokens without a role that are special nevertheless, such as the reserved ones of Llama 3
+        added = [number for number, one in tokenizer.added_tokens_decoder.items() if one.special]
+        special = np.asarray([*tokenizer.all_special_ids, *added], dtype=np.int64)
+        ordinary = np.setdiff1d(np.arange(len(tokenizer)), special)
         tokens = np.random.default_rng(0).choice(ordinary, NUM_RANDOM_TOKENS)
-        return Corpus("random", f"random-{tokenizer_hash(tokenizer)}", tokens, np.array([0, len(tokens)]))
+        hashed = f"random-{tokenizer_hash(tokenizer)}-{len(ordinary)}"
+        return Corpus("random", hashed, tokens, np.array([0, len(tokens)]))
 
     content = _Content(name, tokenizer)
     folder = cache_folder() / "corpora" / content.key

@@ -9,7 +9,7 @@ A text is named by one string, the same in every command and config:
                                 of their names; hidden files and files of hidden folders are left out
     org/name@config:split#column  a hub dataset (config optional, split `train`, column `text` unless named)
     builtin                     Python's library: see `farspan.text.library`; also builtin:train, builtin:held-out
-    random                      uniformly sampled tokens of the model's vocabulary
+    random                      uniformly sampled tokens of the model's vocabulary, without special ones
     shuffled:TEXT               the real tokens of TEXT, each window in shuffled order
 
 A column holds strings. Rows without one (null) and blank documents are left out and counted; other values are refused.
