@@ -299,21 +299,22 @@ def nats_under(rows: Sequence[Row], method: str, length: int) -> dict[int, float
     return {row.repeat: row.scores["nats"] for row in rows if row.method.endswith(method) and row.length == length}
 
 
-def ralm_cost(model: str, passages: int) -> Interval:
+def ralm_cost(model: str, passages: int, method: str = "full") -> Interval:
     """Return how many nats per token more windows take after retrieved passages than without: mean, low, high."""
     rows = recorded(model, "ralm")[1]
-    return paired(*(nats_under(rows, "full", k) for k in (passages, 0)))
+    return paired(nats_under(rows, method, passages), nats_under(rows, "full", 0))
 
 
 def ralm(model: str) -> str:
-    """Return the perplexity after retrieved passages, and the table of `ralm_cost`."""
-    cells = [cell for cell in quality(model, "ralm") if cell.method == "full"]
-    lines = {
-        "perplexity": {cell.length: written(cell) for cell in cells},
-        "nats per token more than without": {
-            n: signed(*ralm_cost(model, n)) for n in (cell.length for cell in cells) if n
-        },
-    }
+    """Return the perplexity after retrieved passages, and the table of `ralm_cost`, by method."""
+    lines: dict[str, dict[int, str]] = {}
+    cells = quality(model, "ralm")
+    for cell in cells:
+        name = PLAIN if cell.method == "full" else "RePlug"
+        lines.setdefault(f"perplexity, {name}", {})[cell.length] = written(cell)
+        if cell.length:
+            more = signed(*ralm_cost(model, cell.length, cell.method))
+            lines.setdefault(f"nats per token more than without, {name}", {})[cell.length] = more
     return by_length(f"{cells[0].n} windows", lines, " passages")
 
 

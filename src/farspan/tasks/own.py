@@ -25,6 +25,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,6 +40,7 @@ from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
 from farspan.text.corpora import Corpus
+from farspan.text.retrieval import combining_marks
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given
@@ -54,7 +56,6 @@ PARAPHRASES = (
 )
 OPTIONS = 4
 ALIKE = 1e-3  # nats; smaller differences are rounding
-WORD = re.compile(r"[^\W\d_]{4,}")
 SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 
 
@@ -204,7 +205,7 @@ class BoundOwn(Own, BoundText[Hidden]):
             like = [other for other in others if other[0].isupper() == word[0].isupper()]
             few = len(like) < OPTIONS - 1
             options = [word, *rng.permutation(others if few else like)[: OPTIONS - 1]]
-            blank = re.sub(WORD, lambda found: "____" if found[0] == word else found[0], sentence)
+            blank = _word().sub(lambda found: "____" if found[0] == word else found[0], sentence)
             question = f"\nQuestion: Which word is missing here? {blank}\nAnswer:"
             facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\n{sentence}\n")))
             queries["cloze"] = _query(lm, question, options)
@@ -229,7 +230,7 @@ class BoundOwn(Own, BoundText[Hidden]):
 
     def _words(self, text: str, least: int) -> list[str]:
         """Return the different words of a text, in order, without its first and last word, which may be cut."""
-        found = list({word.lower(): word for word in WORD.findall(text)[1:-1]}.values())
+        found = list({word.lower(): word for word in _word().findall(text)[1:-1]}.values())
         if len(found) <= least:
             raise UnfitError(
                 f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters or more; "
@@ -242,11 +243,11 @@ class BoundOwn(Own, BoundText[Hidden]):
         there is one after the first."""
         sentences = [" ".join(one.split()[:30]) for one in SENTENCE.findall(text)[1:-1]]
         several = [
-            (one, WORD.findall(one)) for one in sentences if len(one.split()) >= 6 and len(WORD.findall(one)) > 1
+            (one, _word().findall(one)) for one in sentences if len(one.split()) >= 6 and len(_word().findall(one)) > 1
         ]
         if not several:
             whole = " ".join(text.split()[1:-1][:30])
-            several = [(whole, WORD.findall(whole))]
+            several = [(whole, _word().findall(whole))]
         sentence, words = several[int(rng.integers(len(several)))]
         if not words:
             raise UnfitError(f"text {self.text.name!r} has a stretch without words: use tests=recall")
@@ -316,6 +317,13 @@ class BoundOwn(Own, BoundText[Hidden]):
         last = "asked", np.concatenate([query.ids, query.answers[0]])
         read = "read", self.context(lm, example, length)[0]
         return [("separator", lm.separator.ids), read, last], len(query.answers[0])
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """Return the pattern of a word: four or more letters, or marks on them."""
+    letter = r"[^\W\d_]"
+    return re.compile(rf"{letter}(?:{letter}|[{combining_marks()}]){{3,}}")
 
 
 def _query(lm: LM, question: str, answers: Iterable[object]) -> Query:

@@ -60,15 +60,21 @@ SCRIPTS = 0x300, 0x10000  # characters among which combining marks are searched:
 
 
 @cache
+def combining_marks() -> str:
+    """Return the characters that belong to the letter before them, such as the vowels of Devanagari, which `\\w` does
+    not match."""
+    return "".join(one for one in map(chr, range(*SCRIPTS)) if unicodedata.category(one)[0] == "M")
+
+
+@cache
 def _pattern(more: str) -> str:
     """Return the pattern of a word: one character of a script without spaces, or letters, digits and underscores with
-    the marks on them, such as the vowels of Devanagari, which `\\w` does not match.
+    the marks on them.
 
     Args:
         more: how often they follow the first one, `*` or `+`.
     """
-    marks = "".join(one for one in map(chr, range(*SCRIPTS)) if unicodedata.category(one)[0] == "M")
-    return rf"[{UNSPACED}]|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{marks}]){more}"
+    return rf"[{UNSPACED}]|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{combining_marks()}]){more}"
 
 
 def words_of(text: str) -> list[str]:
