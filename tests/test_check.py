@@ -630,6 +630,31 @@ def test_the_first_lines_name_the_rows_that_a_cut_run_lacks_and_the_command_that
     assert expected in last_line(done)["unfinished"]
 
 
+@pytest.mark.parametrize(
+    ("command", "folder", "continues"),
+    [
+        ("curve demo", "runs/curve-demo-0123abcd", "curve demo"),
+        ("curve demo", "runs/first", "curve demo --out {}"),  # renamed
+        ("curve demo", "elsewhere/runs/curve-demo-0123abcd", "curve demo --out {}"),
+        ("curve demo --out=runs/first", "runs/first", "curve demo --out runs/first"),
+        ("curve demo --out=runs/first", "runs/second", "curve demo --out {}"),
+        ("demo", "runs/demo/natural", "demo"),
+        ("demo", "runs/mine/natural", "demo --out {above}"),
+        ("demo --out mine", "mine/shuffled", "demo --out mine"),
+        ("train smt smt-demo", "smt-demo/perplexity", "train smt smt-demo"),
+    ],
+)
+def test_the_command_of_an_unfinished_run_continues_it_in_its_folder(
+    command: str, folder: str, continues: str, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = read_baseline(baseline)
+    header = whole.header | {"sessions": [{"command": ["/opt/bin/farspan", *command.split()]}]}
+    place = (tmp_path / folder).resolve()
+    cut = replace(whole, folder=place, header=header, rows=whole.rows[:-1])
+    assert f"`farspan {continues.format(place, above=place.parent)}` measures them" in unfinished(cut)
+
+
 def test_models_with_the_same_weights_or_other_tokenizers_are_named(baseline: Path) -> None:
     whole = read_baseline(baseline)
     about = whole.header["models"]["demo"]

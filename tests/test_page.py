@@ -996,6 +996,15 @@ def test_perplexity_csv_has_a_line_for_each_length_and_says_what_failed(tmp_path
     assert lines[2]["nats_low"] == ""
 
 
+def test_tables_of_an_earlier_report_of_other_runs_do_not_stay(tmp_path: Path) -> None:
+    write_report([run(tmp_path / "a", expected_rows())], tmp_path / "out")
+    (tmp_path / "out" / "notes.csv").write_text("mine")
+    written = write_report([run(tmp_path / "b", rows())], tmp_path / "out")
+    names = {"report.html", "report.md", "quality.csv", "curves.csv", "memory_lengths.csv"}
+    assert {path.name for path in written} == names
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"notes.csv"}
+
+
 def test_what_is_scored_in_another_way_is_shown_apart(tmp_path: Path) -> None:
     folders = [
         run(tmp_path / "a", expected_rows()),

@@ -1,5 +1,6 @@
 """Lines about whole runs: rows that they lack, models with the same weights, and costs of different machines."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from farspan.record import LENGTHS, changed_fields
 from farspan.report.header import rows_of
 from farspan.report.runs import Source, cost_rows
 
+DEFAULT_NAME = re.compile(r".+-[0-9a-f]{8}")  # of `farspan.record.default_folder`
 MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
 
 
@@ -97,9 +99,16 @@ def unfinished(source: Source) -> str:
 
 
 def _into(folder: Path, words: list[str]) -> list[str]:
-    """Return the words of a command with this folder as --out, which can have been moved since."""
+    """Return the words of a command that continues the run in this folder, which can have been moved since."""
+    if words[0] == "train":  # its runs are in the folder of the config
+        return words
+    if words[0] == "demo":  # it writes a run for each of its texts
+        folder = folder.parent
+    words = [part for one in words for part in (["--out", one[6:]] if one.startswith("--out=") else [one])]
     if "--out" not in words[:-1]:
-        return words if folder.parent.name == "runs" else [*words, "--out", str(folder)]
+        has_own_name = folder.name == "demo" if words[0] == "demo" else DEFAULT_NAME.fullmatch(folder.name)
+        is_here = has_own_name and Path("runs", folder.name).resolve() == folder.resolve()
+        return words if is_here else [*words, "--out", str(folder)]
     place = words.index("--out") + 1
     is_here = Path(words[place]).resolve() == folder.resolve()
     return words if is_here else [*words[:place], str(folder), *words[place + 1 :]]

@@ -66,6 +66,8 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     write(out / PAGE, html)
     write(out / TABLES, shown(markdown_page(context, list(tables))))
+    for name in set(CSV) - {*tables}:  # of an earlier report of other runs
+        (out / name).unlink(missing_ok=True)
     return [out / PAGE, out / TABLES, *(write_csv(out / name, table) for name, table in tables.items())]
 
 
