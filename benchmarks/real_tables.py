@@ -47,7 +47,7 @@ MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma
 # after a model's name: that of a model that a recipe made of it
 DECOYS = ("SMT, decoys", "SMT, decoys, seed 1", "SMT, decoys, seed 2")
 EQUAL = "SMT, 120 steps"  # as many as the trainings with decoys
-EXTENDED = (" SMT", f" {EQUAL}", *(f" {how}" for how in DECOYS), " CEPE")
+EXTENDED = (" SMT", f" {EQUAL}", *(f" {how}" for how in DECOYS), " CEPE", " CEPE, seed 1")
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
@@ -101,8 +101,11 @@ def label(one: CurveMember) -> str:
 def member(model: str, method: str) -> str:
     """Return what tells a line of a comparison from the others: the recipe that made its model, or its method. A model
     of CEPE is its base under every method but `cepe`."""
-    made = model.partition(" ")[2].removeprefix("CEPE")
-    return made or (PLAIN if method == "full" else f"`{method}`")
+    made = model.partition(" ")[2]
+    if made and not made.startswith("CEPE"):
+        return made
+    seed = made.removeprefix("CEPE") if method.startswith("cepe") else ""
+    return PLAIN if method == "full" else f"`{method}`{seed}"
 
 
 def halves(one: CurveMember) -> dict[int, str]:
@@ -318,9 +321,13 @@ def ralm(model: str) -> str:
     return by_length(f"{cells[0].n} windows", lines, " passages")
 
 
-def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> Interval:
-    """Return `more_nats` of the runs of the model with an encoder and without; a method by the end of its name."""
-    rows = [row for made in ("", " CEPE") for row in recorded(f"{model}{made}", "encoded")[1]]
+def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int], part: str = "encoded") -> Interval:
+    """Return `more_nats` of the runs of the model with an encoder and without; a method by the end of its name.
+
+    Args:
+        part: `encoded`, of the training with seed 0, or `encoded-more`, of that with seed 1, on more texts.
+    """
+    rows = [row for made in ("", " CEPE", " CEPE, seed 1") for row in recorded(f"{model}{made}", part)[1]]
     return paired(*(nats_under(rows, *which) for which in (one, other)))
 
 
@@ -338,13 +345,14 @@ ENCODED_PAIRS = (
 
 
 def encoded_differences(model: str) -> str:
-    """Return paired differences of nats per token with an encoder."""
+    """Return paired differences of nats per token with an encoder, of both trainings."""
     names = {"full": PLAIN, CEPE: "CEPE", SHARPER: f"CEPE, {SHARPER}", SINKS: "sinks", REPLUG: "RePlug"}
     lines = []
-    for one, other in ENCODED_PAIRS:
-        named = (f"{names[how]} at {length:,}" for how, length in (one, other))
-        lines.append([*named, signed(*encoded_nats(model, one, other))])
-    return table(["", "less", "nats per token"], lines)
+    for both in ENCODED_PAIRS:
+        named = (f"{names[how]} at {length:,}" for how, length in both)
+        found = (encoded_nats(model, *both, part) for part in ("encoded", "encoded-more"))
+        lines.append([*named, *(MISSING if np.isnan(one[0]) else signed(*one) for one in found)])
+    return table(["nats per token", "less", "seed 0, 300 steps, 4 texts", "seed 1, 150 steps, 32 texts"], lines)
 
 
 def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
@@ -617,6 +625,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "rope-gaps": lambda model: gaps(gains(model, "rope"), "copied beyond guessing"),
     "encoded-curve": curve_by_member("encoded-curve"),
     "costs": lambda model: costs(quality(model, "cost"), lambda cell: member(cell.model, cell.method)),
+    "cost-encoded": lambda model: costs(quality(model, "cost-encoded"), lambda cell: member(cell.model, cell.method)),
     "gpu": gpu_seconds,
     "nats": nats_differences,
     "nats-by-method": nats_by_method,
