@@ -398,7 +398,7 @@ def training_needed(model: str) -> str:
     """Return the table of `training_slope`, and of the tokens at which the loss would be lower by what the context is
     worth to the model that reads all of it: calculated, with the interval of the slope."""
     trained, slopes = training_slope(model)
-    worth = encoded_nats(model, ("full", 512), ("full", 8192))[0]
+    worth = encoded_nats(model, ("full", 512), ("full", 8192), "encoded-more")[0]
     tokens = [f"{trained * 2 ** (worth / -one) / 1e6:.3g} million" if one < 0 else "not reached" for one in slopes]
     head = (
         f"nats per doubling of tokens, last {LATE} steps",
@@ -801,6 +801,14 @@ def claims() -> dict[str, bool]:
         "SmolLM2: YaRN by 2 copies nothing at two windows": _gap(methods["`rope:type=yarn,factor=2`"], 16384)[1] < 0.05,
         "CEPE with a decoder of 512 tokens predicts at 8,192 as the model that reads all, within 0.1 nats": (
             max(map(abs, encoded_nats(smollm2, (CEPE, 8192), ("full", 8192))[1:])) < 0.1
+        ),
+        "CEPE: perplexity falls as the context grows to 16 times the decoder's window": all(
+            encoded_nats(smollm2, (CEPE, 8192), other, "encoded-more")[2] < 0 for other in ((CEPE, 512), ("full", 512))
+        ),
+        "CEPE takes fewer nats at 8,192 than `sinks` and more than the model that reads all": (
+            encoded_nats(smollm2, (CEPE, 8192), (SINKS, 8192), "encoded-more")[2]
+            < 0
+            < encoded_nats(smollm2, (CEPE, 8192), ("full", 8192), "encoded-more")[1]
         ),
         "CEPE copies nothing of 2,048 tokens": _gap(encoded[f"`cepe:chunk=128,{CEPE}`"], 2048)[1] < 0.05,
         "CEPE: scores sharpened by the logarithm of the chunks cost nats at 8,192": (
