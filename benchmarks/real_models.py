@@ -12,11 +12,11 @@ a recipe trains on the first four fifths of the books, and perplexity, methods a
 
 --record keeps the rows of all parts below --out in benchmarks/real_models/; --write makes the tables and pictures of
 docs/real_models.md of these rows, and of two parts more: `recipes` are rows of `methods --repeats 4` of the model and
-of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has `cost-gpu` and `cost-gpu-far`,
-likewise, and parts that end in `-beside`: `topk` and `full` on texts of their own. --check judges the claims of
-docs/real_models.md. --quick measures the parts on the embedded model in half a minute of one core: one example, two
-lengths and two methods of each part, every method in `far-shuffled`. It leaves out `qmsum`, the parts of CEPE models,
-and without --data those that need it.
+of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has `cost-gpu` and `cost-gpu-far`, likewise,
+and parts that end in `-beside`: `topk` and `full` on texts of their own. `encoded-more` and `cost-encoded` are `encoded
+--repeats 32` and `cost` of a second CEPE model. --check judges the claims of docs/real_models.md. --quick measures the
+parts on the embedded model in half a minute of one core: one example, two lengths and two methods of each part, every
+method in `far-shuffled`. It leaves out `qmsum`, the parts of CEPE models, and without --data those that need it.
 """
 
 import argparse
@@ -318,6 +318,8 @@ def run_parts(
             places["index"] = str(build(found, f"index-{name}", tokens=256, tokenizer=tokenizer).folder)
         models = [loaded(folder, name, weights) for weights in PARTS[part].weights or ("",)]
         arguments = PARTS[part].arguments(trained or models[0].trained_length or 2048, places, quick)
+        if (folder / ADAPTER).exists() and not PARTS[part].encoder:
+            arguments["methods"] = list(PARTS["encoded"].methods)
         arguments["repeats"] = repeats or arguments["repeats"]
         arguments["methods"] = [one for one in arguments["methods"] if one.startswith(tuple(methods or ("",)))]
         measured = measure(models, refusals=True, out=out / name / part, batch=batch, **arguments)
