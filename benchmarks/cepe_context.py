@@ -1,11 +1,11 @@
 """What the context in CEPE's encoder brings: its own text, that of another document, or none.
 
-    python benchmarks/cepe_context.py MODEL --text FOLDER [--length 8192] [--window 512] [--repeats 32]
+    python benchmarks/cepe_context.py MODEL --text FOLDER [--length 8192] [--window 512] [--repeats 32] [--record]
 
 The last 256 tokens of windows of a text are scored, and the decoder always reads the same tokens before them. The
 encoder reads the earlier tokens of the window, or as many of another window (half of all windows further on, so of
-another document where there are many), or none. Prints nats per token and paired differences, and writes the rows
-into benchmarks/cepe_context.jsonl.gz.
+another document where there are many), or none. Prints nats per token and paired differences; --record keeps the rows
+in benchmarks/cepe_context.jsonl.gz.
 """
 
 import argparse
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512, help="tokens that the decoder may hold")
     parser.add_argument("--chunk", type=int, default=128, help="tokens of a chunk")
     parser.add_argument("--repeats", type=int, default=32)
+    parser.add_argument("--record", action="store_true", help="keep the rows")
     options = parser.parse_args()
     lm = load(options.model, dtype="bfloat16")
     text = load_text(options.text, lm.tokenizer)
@@ -51,7 +52,8 @@ def main() -> None:
                 nats[name] = float(memory.score(ids[:, -SCORED:]).nats.double().mean())
             rows.append({"text": options.text, "repeat": number, "length": options.length, "encoded": encoded, **nats})
             print(rows[-1], flush=True)
-    recorded.write_lines(ROWS, rows)
+    if options.record:
+        recorded.write_lines(ROWS, rows)
     for name, less in (("own", "none"), ("other", "none"), ("own", "other")):
         mean, low, high = interval(np.array([row[name] - row[less] for row in rows]))
         print(f"{name} less {less}: {mean:+.4f} [{low:+.4f}, {high:+.4f}] nats per token")

@@ -313,7 +313,7 @@ def ralm(model: str) -> str:
     lines: dict[str, dict[int, str]] = {}
     cells = quality(model, "ralm")
     for cell in cells:
-        name = PLAIN if cell.method == "full" else "RePlug"
+        name = member(cell.model, cell.method)
         lines.setdefault(f"perplexity, {name}", {})[cell.length] = written(cell)
         if cell.length:
             more = signed(*ralm_cost(model, cell.length, cell.method))

@@ -242,9 +242,8 @@ class BoundOwn(Own, BoundText[Hidden]):
         """Return a sentence of a text, at most 30 words, and a word of it to leave out: one with an initial capital, if
         there is one after the first."""
         sentences = [" ".join(one.split()[:30]) for one in SENTENCE.findall(text)[1:-1]]
-        several = [
-            (one, _word().findall(one)) for one in sentences if len(one.split()) >= 6 and len(_word().findall(one)) > 1
-        ]
+        found = [(one, _word().findall(one)) for one in sentences if len(one.split()) >= 6]
+        several = [(one, words) for one, words in found if len(words) > 1]
         if not several:
             whole = " ".join(text.split()[1:-1][:30])
             several = [(whole, _word().findall(whole))]
