@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,42 @@ def test_other_settings_are_refused_with_both_values_and_the_run_is_left_as_it_w
     with pytest.raises(ValueError, match=said):
         Run.open(tmp_path / "run", settings)
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "lengths", "grows"),
+    [
+        (4, 8, [8], True),
+        (8, 4, [8], False),
+        (None, 11, [8], True),  # 10 without a number
+        (None, 9, [8], False),
+        (4, None, [8], True),
+        (4, 8, "auto", False),
+        (4, 8, None, False),
+    ],
+)
+def test_a_run_with_given_lengths_takes_more_repeats(
+    before: int | None, now: int | None, lengths: Any, grows: bool, tmp_path: Path
+) -> None:
+    first, then = (SETTINGS | {"lengths": lengths, "repeats": count} for count in (before, now))
+    with Run.open(tmp_path, first) as run:
+        run.append(row(0))
+    other = pytest.raises(ValueError, match=f"repeats was {before}, now {now}")
+    with other:
+        Run.open(tmp_path, then)
+    with other:
+        Run.open(tmp_path, then, (1, 2), more_repeats=True)
+    with nullcontext() if grows else other, Run.open(tmp_path, then, more_repeats=True) as run:
+        assert read_header(tmp_path)["settings"]["repeats"] == now
+        assert len(run.rows) == 1
+
+
+def test_the_last_row_of_a_repeat_counts_though_its_example_changed(tmp_path: Path) -> None:
+    old, new = row(0), replace(row(0), example="other")
+    with Run.open(tmp_path, SETTINGS) as run:
+        for one in (old, row(1), new):
+            run.append(one)
+        assert run.of(old.model, old.method, old.measurement) == latest(run.rows) == [new, row(1)]
 
 
 def test_a_run_whose_form_has_no_version_is_continued(tmp_path: Path) -> None:

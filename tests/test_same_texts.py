@@ -16,6 +16,7 @@ from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import crossings
 from farspan.measuring.setups import Setup, grid, possible_lengths
+from farspan.record import Row
 from farspan.report.notices import unfinished
 from farspan.report.runs import read_run
 from farspan.text.corpora import Corpus
@@ -264,3 +265,39 @@ def test_windows_over_several_documents_are_reported_from_a_tenth_on(
             ]
             * reported
         )
+
+
+@pytest.mark.parametrize("task", [*TASKS, "passkey:depths=2", "cost"])
+def test_more_repeats_keep_the_examples_before(task: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = model(tokenizer, "one", 1024)
+    (one,) = setups([lm], task, (512, 700), TEXT if task in TASKS else "builtin")
+    few, more = (replace(one, repeats=count).examples(lm, 0) for count in (4, 8))
+    assert [example.id for example in few] == [example.id for example in more[:4]]
+    places = [(example.repeat, length, depth) for example in more for length in example.lengths
+              for depth in example.depths]  # fmt: skip
+    assert len(places) == len(set(places))  # of which a run keeps the last row
+
+
+@pytest.mark.parametrize(("tokens", "again"), [(1000, 1), (28, 3)])
+def test_a_run_continued_with_more_repeats_has_the_rows_of_one_run(
+    tokens: int, again: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """A repeat alone in its ring has another's target then; texts too short for windows of their own are joined."""
+    lm = model(tokenizer, "one", 64)
+    text = [" ".join(str(number * 7919 % 997) for number in range(n, n + tokens)) for n in range(0, 5 * tokens, tokens)]
+    how: dict[str, Any] = {"tasks": ["curve:protocol=probe,warmup=4,scored=8"], "text": text, "lengths": (16, 64)}
+    folder = tmp_path / "run"
+    before = measure(lm, out=folder, repeats=3, **how).rows
+    planned = plans([lm], "full", grid([lm], repeats=6, **how), out=folder)
+    assert [one.cost.num_examples for one in planned if not isinstance(one.cost, str)] == [6 - 3 + again]
+    grown = measure(lm, out=folder, repeats=6, **how).rows
+
+    def about(rows: list[Row]) -> list[tuple[Any, ...]]:
+        return sorted((row.example, row.length, row.repeat, row.scores["copy_hits"]) for row in rows)
+
+    assert about(grown) == about(measure(lm, out=tmp_path / "at-once", repeats=6, **how).rows)
+    assert len({row.example for row in grown} & {row.example for row in before}) == 3 - again
+    assert about(read_run(folder).rows) == about(grown)
+    assert unfinished(read_run(folder)) == ""
+    with refused("repeats was 6, now 3"):
+        measure(lm, out=folder, repeats=3, **how)

@@ -125,7 +125,12 @@ Scored = Annotated[
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
 Out = Annotated[
-    Path | None, option(RUN, "Run folder; default: one under runs/. An unfinished run is continued.", metavar="FOLDER")
+    Path | None,
+    option(
+        RUN,
+        "Run folder; default: one under runs/. A run there is continued, also with more --repeats.",
+        metavar="FOLDER",
+    ),
 ]
 Batch = Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")]
 Chunk = Annotated[int | None, count(RUN, "Tokens of a row in one forward pass; default 1,024, on a GPU up to 8,192.")]

@@ -14,10 +14,20 @@ from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import lengths_of, measure_model
 from farspan.measuring.plan import Plan, Planned, plan_examples
 from farspan.measuring.result import Measured
-from farspan.measuring.setups import DEFAULT_REPEATS, Grid, grid, possible_lengths
+from farspan.measuring.setups import Grid, grid, possible_lengths
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
-from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows, refuse_other_texts
+from farspan.record import (
+    DEFAULT_REPEATS,
+    Row,
+    Run,
+    Shard,
+    continued,
+    latest,
+    read_header,
+    read_rows,
+    refuse_other_texts,
+)
 from farspan.text.documents import Text
 
 
@@ -117,7 +127,7 @@ def _measure_here(
     if part is not None:
         watch.notice(str(part))
         models = part.measured(models)
-    with Run.open(folder, header, shard) as run:
+    with Run.open(folder, header, shard, more_repeats=True) as run:
         for done, model in enumerate(models):
             share = left / (len(models) - done)
             # a separate call, so that a model is freed before the next is loaded
@@ -162,7 +172,7 @@ def plans(
     rows, header = list[Row](), None
     if (folder / "run.json").exists():
         rows, header = latest(read_rows(folder)), read_header(folder)
-        continued(folder, header["settings"], settings, rows, divided=False)
+        continued(folder, header["settings"], settings, rows, divided=False, more_repeats=True)
     for model in models:
         lm = loader(model, weights=calibrate)
         setups = what.setups(lm, Watch())

@@ -21,7 +21,8 @@ from farspan.loading.places import folder_of
 from farspan.measuring.again import arguments_of, refuse_difference, repeatable
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
-from farspan.measuring.setups import DEFAULT_REPEATS, grid
+from farspan.measuring.setups import grid
+from farspan.record import DEFAULT_REPEATS
 from farspan.report.runs import Source
 from farspan.tasks.base import Example, digest
 from farspan.tasks.curve import BoundCurve, Texts

@@ -11,11 +11,11 @@ from farspan.hf.training import set_aside
 from farspan.lm import LM
 from farspan.measuring.adaptive import BudgetError, TimeBudget, measure_adaptively
 from farspan.measuring.loop import Mine, Watch, measure_cell
-from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
+from farspan.measuring.setups import Grid, Setup, possible_lengths
 from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, LENGTHS, SAMPLED, Run
+from farspan.record import ABSENT, DEFAULT_REPEATS, LENGTHS, SAMPLED, Run
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING

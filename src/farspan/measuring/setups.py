@@ -16,14 +16,13 @@ from farspan.measuring.arguments import Lengths, Tasks, lengths_of, tasks_of, wh
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.methods import Method
-from farspan.record import LARGEST, default_folder
+from farspan.record import DEFAULT_REPEATS, LARGEST, default_folder
 from farspan.tasks import Bound, Example, Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
 from farspan.text.documents import Text, named
 
-DEFAULT_REPEATS = 10
 COST_REPEATS = 3  # of which a table takes the median
 
 

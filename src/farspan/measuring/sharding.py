@@ -18,10 +18,10 @@ from farspan.measuring.dealing import LONG, CellCost, Dealing, Unit, deal
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Mine, Watch, within_positions
 from farspan.measuring.operations import Operations
-from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
+from farspan.measuring.setups import Grid, Setup, possible_lengths
 from farspan.methods import Method
 from farspan.reader import Reader
-from farspan.record import Row, Shard
+from farspan.record import DEFAULT_REPEATS, Row, Shard
 from farspan.tasks import Bound, Example
 
 MOST = 100_000  # shards

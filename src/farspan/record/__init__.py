@@ -25,5 +25,5 @@ from farspan.record.rows import (
 )
 from farspan.record.run import Run, default_folder
 from farspan.record.sampled import LARGEST, LENGTHS, SAMPLED, refuse_other_texts, spanned
-from farspan.record.settings import continued, flat, refuse_changed_files, refuse_differences
+from farspan.record.settings import DEFAULT_REPEATS, continued, flat, refuse_changed_files, refuse_differences
 from farspan.schema.row import Row

@@ -105,22 +105,23 @@ def read_examples(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each measurement: one that ran out of memory may have been repeated with more.
+    """Return the last row of each measurement: one that ran out of memory may have been repeated with more, or its
+    repeat have got another example.
 
     The one row of all examples of a length is left out if its model, method, task and length were measured after it;
     where time did not suffice for any length, if another length was.
     """
     found: dict[tuple[Any, ...], Row] = {}
-    of_all: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by model, method, task and length, the key of such a row
+    of_all: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by model, method, task and length, the slot of such a row
     for row in rows:
         cell = row.model, row.method, row.measurement
         if row.of_all:
-            of_all[*cell, None if row.status == "budget" else row.length] = row.key
+            of_all[*cell, None if row.status == "budget" else row.length] = row.slot
         elif of_all:
             for length in (row.length, None):
-                if (key := of_all.pop((*cell, length), None)) is not None:
-                    found.pop(key, None)  # out of time, then refused: two cells name one row
-        found[row.key] = row
+                if (slot := of_all.pop((*cell, length), None)) is not None:
+                    found.pop(slot, None)  # out of time, then refused: two cells name one row
+        found[row.slot] = row
     return list(found.values())
 
 

@@ -65,7 +65,9 @@ class Run:
         self.know(rows)
 
     @classmethod
-    def open(cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None) -> Self:
+    def open(
+        cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None, *, more_repeats: bool = False
+    ) -> Self:
         """Create the run, or continue it if it was made with the same settings. Its methods may be others, unless it is
         divided among shards.
 
@@ -75,6 +77,7 @@ class Run:
         Args:
             shard: its number and the number of shards, if several processes write the run at the same time, each a
                 file of its own.
+            more_repeats: whether it may be continued with more repeats (`continued`).
 
         Raises:
             ValueError: the folder holds another run or something else, is damaged, or is being written by another
@@ -104,7 +107,8 @@ class Run:
             named = {"methods": settings["methods"]} if "methods" in settings else {}  # `add_model` adds the models
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **named, **environment()}
             with _header_locked(folder):
-                header = _begun(folder, as_read(settings), shard, [row for part in every.values() for row in part])
+                known = [row for part in every.values() for row in part]
+                header = _begun(folder, as_read(settings), shard, known, more_repeats)
                 file.truncate(end)
                 header["sessions"].append(session if shard is None else session | {"shard": list(shard)})
                 write(folder / "run.json", json.dumps(header, indent=2) + "\n")
@@ -216,7 +220,7 @@ class Run:
 
     def _keep(self, row: Row) -> None:
         self.rows.append(row)
-        self._latest.setdefault((row.model, row.method, row.measurement), {})[row.key] = row
+        self._latest.setdefault((row.model, row.method, row.measurement), {})[row.slot] = row
 
     def _change_header(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change run.json as it is now: other shards may have changed it since."""
@@ -309,7 +313,9 @@ def _others_write(folder: Path, shard: Shard) -> bool:
     return False
 
 
-def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Sequence[Row]) -> dict[str, Any]:
+def _begun(
+    folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Sequence[Row], more_repeats: bool
+) -> dict[str, Any]:
     """Return the content of the run.json that a process continues, or of a new one.
 
     Args:
@@ -328,10 +334,11 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Se
         or (shard is not None and _others_write(folder, shard))
     ):
         return header
-    now = continued(folder, before["settings"], settings, rows, divided=shard is not None)
-    if now.get("methods") != before["settings"].get("methods"):
+    old, divided = before["settings"], shard is not None
+    now = continued(folder, old, settings, rows, divided=divided, more_repeats=more_repeats)
+    if any(now.get(name) != old.get(name) for name in ("methods", "repeats")):
         for session in before["sessions"]:
-            session.pop("ended", None)  # no shard has measured its part of the new methods
+            session.pop("ended", None)  # no shard has measured its part of what is new
     return before | {"settings": now}
 
 

@@ -8,18 +8,31 @@ from typing import Any
 from farspan.record.sampled import LARGEST
 from farspan.schema.row import Row
 
+DEFAULT_REPEATS = 10  # of a run with lengths, where its settings give none
+
 
 def continued(
-    folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], rows: Sequence[Row], *, divided: bool
+    folder: Path,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    rows: Sequence[Row],
+    *,
+    divided: bool,
+    more_repeats: bool,
 ) -> dict[str, Any]:
     """Return the settings of a run that is continued: the methods are those of now, then earlier ones that have rows.
 
     Args:
-        divided: among shards, which must all name the same methods, since these decide which shard measures what.
+        divided: among shards, which must all name the same methods and repeats, since these decide which shard measures
+            what.
+        more_repeats: whether the repeats may be more than before; only with given lengths, which do not depend on them.
 
     Raises:
         ValueError: other settings, other methods of a divided run, or a file of a method with rows has changed.
     """
+    if more_repeats and not divided and isinstance(before.get("lengths"), list):
+        old, new = (one["repeats"] or DEFAULT_REPEATS for one in (before, now))
+        before = {**before, "repeats": now["repeats"]} if new >= old else before
     refuse_differences(folder, "run", _by_name(before), _by_name(now))
     if before.get(LARGEST) != now.get(LARGEST):
         raise ValueError(

@@ -62,6 +62,11 @@ class Row:
         return self.model, self.method, self.measurement, *self.place
 
     @property
+    def slot(self) -> tuple[str, str, str, bool, int, int, float]:
+        """What the last of several rows counts for: with more repeats, one may have got another example."""
+        return self.model, self.method, self.measurement, self.of_all, self.repeat, self.length, self.depth
+
+    @property
     def of_all(self) -> bool:
         """Whether it stands for all examples at its length, none of which could be read."""
         return self.example == no_example(self.task)
