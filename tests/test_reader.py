@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertLMHeadModel
+from transformers import BertConfig, BertLMHeadModel, RobertaConfig, RobertaForCausalLM
 
 from farspan import hf, reader
 from farspan.hf.attend import written
@@ -415,6 +415,21 @@ def test_a_model_whose_predictions_depend_on_later_tokens_is_refused(tokenizer: 
         dense_reader(wrap(BertLMHeadModel(bert).eval(), tokenizer, "tiny-bert"))
     bert.is_decoder = True
     dense_reader(wrap(BertLMHeadModel(bert).eval(), tokenizer, "tiny-bert"))
+    # whose head differs from the one that is run separately, too
+    roberta = RobertaConfig(**config, intermediate_size=64, initializer_range=0.3, bos_token_id=0)
+    with pytest.raises(ValueError, match="tiny-roberta: its predictions depend on later tokens: not a causal model"):
+        dense_reader(wrap(RobertaForCausalLM(roberta).eval(), tokenizer, "tiny-roberta"))
+
+
+def test_a_forward_that_fails_is_a_value_error_of_one_line(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **arguments: Any) -> Any:
+        raise RuntimeError("bounds differ\n  and more")
+
+    monkeypatch.setattr(lm.model, "forward", fails)
+    with pytest.raises(
+        ValueError, match=r"its own forward fails on a text of \d+ tokens or fewer: RuntimeError: bounds differ$"
+    ):
+        self_check(lm)
 
 
 def test_the_position_limit_is_that_of_learned_positions_only() -> None:

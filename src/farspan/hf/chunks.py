@@ -33,7 +33,8 @@ def self_check(lm: Any) -> str | None:
     RecurrentGemma.
 
     Raises:
-        ValueError: predictions that depend on later tokens, or an output head that cannot be run separately.
+        ValueError: a forward that fails, predictions that depend on later tokens, or an output head that cannot be run
+            separately.
     """
     if scaling := length_dependent_rope(lm.model):
         return f"its RoPE scaling ({scaling}) turns with the length of the text, and cached keys do not follow"
@@ -45,27 +46,33 @@ def self_check(lm: Any) -> str | None:
     cut = length // 3
     with torch.no_grad():
         few = ids[:, :32]
-        own = lm.model(input_ids=few, use_cache=False).logits.float()
+        later = torch.cat([few[:, :16], few[:, 16:].flip(0)], 1)  # as many tokens, for the same rounding
+        try:
+            own, changed = (lm.model(input_ids=some, use_cache=False).logits.float() for some in (few, later))
+            # also of the few tokens: in bfloat16 a longer forward rounds differently, which is no fault of the head
+            (hidden, head), (whole, output) = (plain_hidden(lm.model, some) for some in (few, ids))
+        except TROUBLE as error:
+            if is_out_of_memory(error):
+                raise
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(
+                f"{lm.name}: its own forward fails on a text of {length} tokens or fewer: {said}"
+            ) from error
         if bool(own.isnan().any()):
             return None  # the rows will have the status "nan" in any case
-        head = _Difference()
-        # on the same few tokens: in bfloat16 a longer forward rounds differently, which is no fault of the head
-        hidden, output = plain_hidden(lm.model, few)
-        head.add(own, logits(lm.model, hidden, output).float().to(own.device))
-        if problem := head.problem(lm.dtype):
-            raise ValueError(
-                f"{lm.name}: the output head does not give the model's own logits when it is run separately; "
-                f"this architecture cannot be read yet ({problem})"
-            )
-        later = torch.cat([few[:, :16], few[:, 16:].flip(0)], 1)  # as many tokens, for the same rounding
-        causal = _Difference()
-        causal.add(own[:, :16], lm.model(input_ids=later, use_cache=False).logits[:, :16].float())
+        causal, separate = _Difference(), _Difference()
+        causal.add(own[:, :16], changed[:, :16])
         if problem := causal.problem(lm.dtype):
             raise ValueError(
                 f"{lm.name}: its predictions depend on later tokens: not a causal model ({problem}). Give a model that "
                 "predicts each token from the tokens before it"
             )
-        whole, output = plain_hidden(lm.model, ids)
+        separate.add(own, logits(lm.model, hidden, head).float().to(own.device))
+        if problem := separate.problem(lm.dtype):
+            raise ValueError(
+                f"{lm.name}: the output head does not give the model's own logits when it is run separately; "
+                f"this architecture cannot be read yet ({problem})"
+            )
         try:
             stream = Stream(lm.model)
             parts = [stream.step(ids[:, :cut])]
