@@ -856,3 +856,9 @@ def test_the_list_of_trainings_breaks_lines_only_where_they_are_full(monkeypatch
         line.rstrip(" │") for line in lines if line.rstrip(" │").endswith(("Repeating the command", "in one window"))
     ]
     assert all(len(end) >= 80 for end in ends)
+
+
+def test_the_paragraphs_of_a_help_break_only_where_a_line_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = [line.strip() for line in CliRunner().invoke(app, ["compare", "--help"]).stdout.splitlines()]
+    assert "auto: each task's default lengths." in lines

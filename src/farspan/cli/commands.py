@@ -146,8 +146,10 @@ def _name_value(parameter: inspect.Parameter) -> None:
 
 def _add(to: typer.Typer, group: str, commands: Commands, kind: type[TyperCommand] = TyperCommand) -> None:
     for name, (command, example) in commands.items():
-        first = " ".join((command.__doc__ or "").partition("\n\n")[0].split())  # lists would keep its line breaks
-        to.command(name, cls=kind, short_help=first, epilog=f"Example: {group} {name} {example}")(_spread(command))
+        # typer would keep the line breaks of a docstring
+        paragraphs = [" ".join(one.split()) for one in (command.__doc__ or "").split("\n\n")]
+        about = {"help": "\n\n".join(paragraphs), "short_help": paragraphs[0]}
+        to.command(name, cls=kind, **about, epilog=f"Example: {group} {name} {example}")(_spread(command))
 
 
 _add(app, "farspan", COMMANDS)
