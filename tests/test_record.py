@@ -269,10 +269,22 @@ def test_a_run_with_given_lengths_takes_more_repeats(
     with other:
         Run.open(tmp_path, then)
     with other:
-        Run.open(tmp_path, then, (1, 2), more_repeats=True)
-    with nullcontext() if grows else other, Run.open(tmp_path, then, more_repeats=True) as run:
+        Run.open(tmp_path, then, (1, 2), may_grow=True)
+    with nullcontext() if grows else other, Run.open(tmp_path, then, may_grow=True) as run:
         assert read_header(tmp_path)["settings"]["repeats"] == now
         assert len(run.rows) == 1
+
+
+def test_a_run_takes_more_lengths_below_its_longest(tmp_path: Path) -> None:
+    first = SETTINGS | {"lengths": [8, 16], "repeats": 4}
+    with Run.open(tmp_path, first) as run:
+        run.append(row(0))
+    for other in ([8, 16, 32], [16], [4, 8]):
+        with pytest.raises(ValueError, match=r"lengths was \[8, 16\], now \["):
+            Run.open(tmp_path, first | {"lengths": other}, may_grow=True)
+    with Run.open(tmp_path, first | {"lengths": (4, 8, 12, 16), "repeats": 5}, may_grow=True):
+        settings = read_header(tmp_path)["settings"]
+    assert (settings["lengths"], settings["repeats"]) == ([4, 8, 12, 16], 5)
 
 
 def test_the_last_row_of_a_repeat_counts_though_its_example_changed(tmp_path: Path) -> None:

@@ -301,3 +301,7 @@ def test_a_run_continued_with_more_repeats_has_the_rows_of_one_run(
     assert unfinished(read_run(folder)) == ""
     with refused("repeats was 6, now 3"):
         measure(lm, out=folder, repeats=3, **how)
+    how["lengths"] = (8, 16, 32, 64)
+    longer = measure(lm, out=folder, repeats=6, **how).rows
+    assert longer[: len(grown)] == grown
+    assert about(longer) == about(measure(lm, out=tmp_path / "all-lengths", repeats=6, **how).rows)

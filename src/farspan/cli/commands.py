@@ -148,8 +148,14 @@ def _add(to: typer.Typer, group: str, commands: Commands, kind: type[TyperComman
     for name, (command, example) in commands.items():
         # typer would keep the line breaks of a docstring
         paragraphs = [" ".join(one.split()) for one in (command.__doc__ or "").split("\n\n")]
-        about = {"help": "\n\n".join(paragraphs), "short_help": paragraphs[0]}
-        to.command(name, cls=kind, **about, epilog=f"Example: {group} {name} {example}")(_spread(command))
+        add = to.command(
+            name,
+            kind,
+            help="\n\n".join(paragraphs),
+            short_help=paragraphs[0],
+            epilog=f"Example: {group} {name} {example}",
+        )
+        add(_spread(command))
 
 
 _add(app, "farspan", COMMANDS)

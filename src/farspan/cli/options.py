@@ -128,7 +128,7 @@ Out = Annotated[
     Path | None,
     option(
         RUN,
-        "Run folder; default: one under runs/. A run there is continued, also with more --repeats.",
+        "Run folder; default: one under runs/. A run there is continued, also with more --repeats or --lengths.",
         metavar="FOLDER",
     ),
 ]

@@ -127,7 +127,7 @@ def _measure_here(
     if part is not None:
         watch.notice(str(part))
         models = part.measured(models)
-    with Run.open(folder, header, shard, more_repeats=True) as run:
+    with Run.open(folder, header, shard, may_grow=True) as run:
         for done, model in enumerate(models):
             share = left / (len(models) - done)
             # a separate call, so that a model is freed before the next is loaded
@@ -172,7 +172,7 @@ def plans(
     rows, header = list[Row](), None
     if (folder / "run.json").exists():
         rows, header = latest(read_rows(folder)), read_header(folder)
-        continued(folder, header["settings"], settings, rows, divided=False, more_repeats=True)
+        continued(folder, header["settings"], settings, rows, divided=False, may_grow=True)
     for model in models:
         lm = loader(model, weights=calibrate)
         setups = what.setups(lm, Watch())

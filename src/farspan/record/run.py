@@ -66,7 +66,7 @@ class Run:
 
     @classmethod
     def open(
-        cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None, *, more_repeats: bool = False
+        cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None, *, may_grow: bool = False
     ) -> Self:
         """Create the run, or continue it if it was made with the same settings. Its methods may be others, unless it is
         divided among shards.
@@ -77,7 +77,7 @@ class Run:
         Args:
             shard: its number and the number of shards, if several processes write the run at the same time, each a
                 file of its own.
-            more_repeats: whether it may be continued with more repeats (`continued`).
+            may_grow: whether it may be continued with more lengths and repeats (`continued`).
 
         Raises:
             ValueError: the folder holds another run or something else, is damaged, or is being written by another
@@ -108,7 +108,7 @@ class Run:
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **named, **environment()}
             with _header_locked(folder):
                 known = [row for part in every.values() for row in part]
-                header = _begun(folder, as_read(settings), shard, known, more_repeats)
+                header = _begun(folder, as_read(settings), shard, known, may_grow)
                 file.truncate(end)
                 header["sessions"].append(session if shard is None else session | {"shard": list(shard)})
                 write(folder / "run.json", json.dumps(header, indent=2) + "\n")
@@ -314,7 +314,7 @@ def _others_write(folder: Path, shard: Shard) -> bool:
 
 
 def _begun(
-    folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Sequence[Row], more_repeats: bool
+    folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Sequence[Row], may_grow: bool
 ) -> dict[str, Any]:
     """Return the content of the run.json that a process continues, or of a new one.
 
@@ -335,8 +335,8 @@ def _begun(
     ):
         return header
     old, divided = before["settings"], shard is not None
-    now = continued(folder, old, settings, rows, divided=divided, more_repeats=more_repeats)
-    if any(now.get(name) != old.get(name) for name in ("methods", "repeats")):
+    now = continued(folder, old, settings, rows, divided=divided, may_grow=may_grow)
+    if any(now.get(name) != old.get(name) for name in ("methods", "lengths", "repeats")):
         for session in before["sessions"]:
             session.pop("ended", None)  # no shard has measured its part of what is new
     return before | {"settings": now}

@@ -18,21 +18,21 @@ def continued(
     rows: Sequence[Row],
     *,
     divided: bool,
-    more_repeats: bool,
+    may_grow: bool,
 ) -> dict[str, Any]:
     """Return the settings of a run that is continued: the methods are those of now, then earlier ones that have rows.
 
     Args:
-        divided: among shards, which must all name the same methods and repeats, since these decide which shard measures
-            what.
-        more_repeats: whether the repeats may be more than before; only with given lengths, which do not depend on them.
+        divided: among shards, which must all name the same methods, lengths and repeats, since these decide which shard
+            measures what.
+        may_grow: whether given lengths and repeats may be more than before. The longest length, on which the texts
+            depend, must be the same.
 
     Raises:
         ValueError: other settings, other methods of a divided run, or a file of a method with rows has changed.
     """
-    if more_repeats and not divided and isinstance(before.get("lengths"), list):
-        old, new = (one["repeats"] or DEFAULT_REPEATS for one in (before, now))
-        before = {**before, "repeats": now["repeats"]} if new >= old else before
+    if may_grow and not divided:
+        before = {**before, **_grown(before, as_read(now))}
     refuse_differences(folder, "run", _by_name(before), _by_name(now))
     if before.get(LARGEST) != now.get(LARGEST):
         raise ValueError(
@@ -93,6 +93,17 @@ def refuse_differences(
             f"{folder} holds another {what}, made with other settings: {'; '.join(found)}. "
             f"Repeat that {what}'s settings to continue it, or choose another folder (out)"
         )
+
+
+def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the lengths and repeats of now that contain those before; none of lengths that are not given, since these
+    depend on the repeats."""
+    old, new = before["lengths"], now["lengths"]
+    if not (isinstance(old, list) and isinstance(new, list)):
+        return {}
+    grown = {"lengths": new} if {*old} <= {*new} and old[-1] == new[-1] else {}
+    counts = [one["repeats"] or DEFAULT_REPEATS for one in (before, now)]
+    return grown | ({"repeats": now["repeats"]} if counts[0] <= counts[1] else {})
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
