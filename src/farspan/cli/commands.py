@@ -150,7 +150,7 @@ def _add(to: typer.Typer, group: str, commands: Commands, kind: type[TyperComman
         paragraphs = [" ".join(one.split()) for one in (command.__doc__ or "").split("\n\n")]
         add = to.command(
             name,
-            kind,
+            cls=kind,
             help="\n\n".join(paragraphs),
             short_help=paragraphs[0],
             epilog=f"Example: {group} {name} {example}",
