@@ -54,8 +54,9 @@ def measure(
 ) -> Measured:
     """Measure every task on every model under every method, on the same tokens, into the run folder `out`.
 
-    Models are loaded one after another. Repeating the call resumes a stopped run. The result has all rows of the
-    folder, also those of methods and models of earlier calls.
+    Models are loaded one after another. Repeating the call resumes a stopped run; with the same `out` it may give other
+    methods and models, more repeats, and more lengths below the longest. The result has all rows of the folder, also
+    those of methods and models of earlier calls.
 
     Args:
         models: folders, hub ids, or models that are loaded already; one, or several.
