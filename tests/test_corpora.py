@@ -9,6 +9,7 @@ import re
 import sysconfig
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -843,3 +844,16 @@ def test_a_warning_of_one_token_shows_no_token_of_thousands_of_characters(
     load(str(tmp_path / "text.txt"), AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
     assert "are one token ('abab" in (said := capsys.readouterr().err)
     assert len(said) < 300
+
+
+def test_the_places_of_windows_are_drawn_once_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, draw = list[tuple[int, ...]](), Corpus._places
+    monkeypatch.setattr(Corpus, "_places", lambda self, *what: drawn.append(what) or draw(self, *what))
+    text = Corpus("text", "hash", np.arange(100), np.arange(0, 101, 10))
+    first = text.windows(5, 4, 0)
+    assert all(map(np.array_equal, first, text.windows(5, 4, 0)))
+    text.num_crossing_and_copied(5, 4, 0)
+    assert drawn == [(5, 4, 0)]
+    text.windows(5, 4, 1)
+    assert len(drawn) == 2
+    assert replace(text, name="other")._first == {}

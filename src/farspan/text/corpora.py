@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,6 +44,7 @@ class Corpus:
     shuffled: bool = False  # windows have their tokens in shuffled order
     ordered_hash: str | None = None  # of a shuffled text: the hash of the text itself
     unknown: float = 0.0  # share of tokens that are the tokenizer's unknown token
+    _first: dict[tuple[int, int, int], list[int]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @property
     def named(self) -> dict[str, str]:
@@ -93,7 +94,8 @@ class Corpus:
 
     def windows(self, length: int, count: int, seed: int) -> list[Int[np.ndarray, "length"]]:
         """Return the first `count` windows of `every_window`, which has at least as many."""
-        return list(islice(self.every_window(length, count, seed), count))
+        first = self._first_places(length, count, seed)
+        return [self._window(length, seed, number, place) for number, place in enumerate(first)]
 
     def every_window(self, length: int, least: int, seed: int) -> Iterator[Int[np.ndarray, "length"]]:
         """Yield windows of `length` tokens that do not overlap, from as many different documents as possible.
@@ -105,8 +107,11 @@ class Corpus:
             ValueError: the text holds fewer than `least` windows.
         """
         for number, place in enumerate(self._places(length, least, seed)):
-            window = np.asarray(self.tokens[place : place + length], dtype=np.int64)
-            yield np.random.default_rng([seed, length, number]).permutation(window) if self.shuffled else window
+            yield self._window(length, seed, number, place)
+
+    def _window(self, length: int, seed: int, number: int, place: int) -> Int[np.ndarray, "length"]:
+        window = np.asarray(self.tokens[place : place + length], dtype=np.int64)
+        return np.random.default_rng([seed, length, number]).permutation(window) if self.shuffled else window
 
     def num_crossing_and_copied(self, length: int, count: int, seed: int) -> tuple[int, int]:
         """Return how many of the windows of `windows` hold the end of a document and the beginning of the next one, and
@@ -115,7 +120,7 @@ class Corpus:
         Raises:
             ValueError: as `windows`.
         """
-        places = np.array(list(islice(self._places(length, count, seed), count)), dtype=np.int64)
+        places = np.array(self._first_places(length, count, seed), dtype=np.int64)
         first, last = (np.searchsorted(self.starts, at, "right") - 1 for at in (places, places + length - 1))
         documents = first[first == last]
         return int((first != last).sum()), int((self.first_equal(documents) != documents).sum())
@@ -124,6 +129,12 @@ class Corpus:
         """Return for each of these documents the first of them that it is a copy of, itself without any."""
         found: dict[tuple[int, bytes, bytes], int] = {}
         return np.array([found.setdefault(self.key(one), one) for one in documents.tolist()], np.int64)
+
+    def _first_places(self, length: int, count: int, seed: int) -> list[int]:
+        """Return the first `count` places; kept, since a text of a million documents takes seconds."""
+        if (key := (length, count, seed)) not in self._first:
+            self._first[key] = list(islice(self._places(length, count, seed), count))
+        return self._first[key]
 
     def _places(self, length: int, least: int, seed: int) -> Iterator[int]:
         """Yield where the windows of `every_window` begin."""
