@@ -287,6 +287,30 @@ def test_few_unchanged_answers_do_not_show_that_a_model_is_equal(
     assert (why in capsys.readouterr().out) == (verdict == "undecided")
 
 
+@pytest.mark.parametrize(("score", "most"), [("right", 1.0), ("copy - control", 2.0)])
+def test_the_interval_of_a_difference_ends_at_the_largest_difference_possible(
+    score: str, most: float, baseline: Path
+) -> None:
+    quality = {"score": score, "name": "right answers", "higher_is_better": True, "exp": False, "graded": False}
+    entry = {"task": "passkey", "unit": "tokens", "quality": quality, "details": []}
+    before = read_baseline(baseline)
+    header = before.header | {
+        "settings": before.header["settings"] | {"tasks": {"passkey": entry}},
+        "models": {"demo": before.header["models"]["demo"] | {"tasks": {"passkey": {}}}},
+    }
+
+    def source(scores: list[dict[str, float]]) -> Source:
+        rows = [Row("demo", "full", "passkey", 1, {}, 64, i, 0, f"p{i}", scores=one) for i, one in enumerate(scores)]
+        return replace(before, header=header, rows=rows)
+
+    names = score.split(" - ")
+    first, second = ([dict.fromkeys(names, 0.0) | {names[0]: value} for value in of] for of in ((0, 0, 0), (1, 1, 0)))
+    (one,) = compare(source(first), source(second)).changes
+    low, high = ttest_1samp([1, 1, 0], 0).confidence_interval(0.95)
+    assert (low, high) == (pytest.approx(-0.768, abs=1e-3), pytest.approx(2.101, abs=1e-3))
+    assert (one.difference.low, one.difference.high) == (pytest.approx(low), most)
+
+
 @pytest.mark.parametrize(("noise", "verdict"), [(0.001, "equal"), (0.0, "undecided")])
 def test_four_texts_decide_equality_only_where_their_changes_differ(
     noise: float, verdict: str, baseline: Path, capsys: pytest.CaptureFixture[str]

@@ -122,6 +122,26 @@ def test_a_budget_that_ran_out_is_left_out_once_the_task_was_measured(lm: LM, te
     assert {row.status for row in rows} == {"ok"}
 
 
+def test_differences_of_shares_end_at_1_and_those_of_nats_do_not() -> None:
+    def cell(quality: dict[str, Any]) -> report.Cell:
+        entry = {"task": "passkey", "unit": "tokens", "quality": quality, "details": []}
+        rows = [
+            Row("tiny", method, "passkey", 1, {}, 64, i, 0, f"p{i}", scores={"right": float(right)})
+            for method, answers in (("full", (0, 0, 0)), ("topk:k=4", (1, 1, 0)))
+            for i, right in enumerate(answers)
+        ]
+        settings = {"tasks": {"passkey": entry}, "methods": ["full", "topk:k=4"]}
+        header = {"settings": settings, "models": {"tiny": {"tasks": {"passkey": {}}}}}
+        return report.cells(rows, header)[1]
+
+    shares = {"score": "right", "name": "right answers", "higher_is_better": True, "exp": False, "graded": False}
+    nats = shares | {"name": "nats gained per mention"}
+    low, high = ttest_1samp([1, 1, 0], 0).confidence_interval()
+    assert high > 2
+    assert (cell(shares).difference_low, cell(shares).difference_high) == (pytest.approx(low), 1.0)
+    assert (cell(nats).difference_low, cell(nats).difference_high) == (pytest.approx(low), pytest.approx(high))
+
+
 def test_a_cell_holds_the_mean_of_its_rows_and_the_paired_test(lm: LM, text: str, tmp_path: Path) -> None:
     found = compared([lm], text, tmp_path, cost=False)
     rows = read_rows(tmp_path / "run")

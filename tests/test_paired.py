@@ -105,6 +105,13 @@ def test_the_interval_and_the_equivalence_are_students() -> None:
     assert found.tost == pytest.approx(max(one_sided))
 
 
+def test_the_interval_of_a_difference_of_accuracies_ends_at_1() -> None:
+    found = at_one_length([0.0, 0.1, 0.0], [0.1, 1.0, 1.0])
+    naive = scipy_stats.ttest_1samp([0.1, 0.9, 1.0], 0).confidence_interval(0.9)
+    assert naive.high > 1
+    assert (found.low, found.high) == (pytest.approx(naive.low), 1.0)
+
+
 def test_the_two_sources_that_differ_most_decide() -> None:
     found = at_one_length(*RAW, margin=0.015)
     assert found.sources == ("a", "c")

@@ -226,7 +226,7 @@ def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:
 
 
 def test_three_rouge_scores_of_0_have_no_interval() -> None:
-    rouge, exact = ({"name": "ROUGE-L", "exp": False, "graded": graded} for graded in (True, False))
+    rouge, exact = ({"score": "score", "name": "ROUGE-L", "exp": False, "graded": one} for one in (True, False))
     zeros = np.zeros(3)
     assert interval_of(zeros, rouge) == (None, None)
     assert interval_of(zeros, exact) == (0.0, pytest.approx(0.5615, abs=1e-3))  # Wilson's, of right and wrong answers

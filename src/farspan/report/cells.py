@@ -245,19 +245,33 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two, 0 or more for times; other numbers,
     which values outside of these show, are not clipped. None under two examples, and where other scores than right or
     wrong are all the same: their spread is unknown."""
-    is_time = in_seconds(quality["name"])
-    is_share = not (quality["exp"] or in_nats(quality["name"]) or is_time)
-    if is_share and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all() and len(values) > 1:
+    shares = _are_shares(values, quality)
+    if shares and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all() and len(values) > 1:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
     low, high = (float(side[0]) for side in interval(values[:, None]))
     if np.isnan(low):
         return None, None
-    if is_time:
+    if in_seconds(quality["name"]):
         return max(low, 0.0), high
-    if is_share and values.min() >= (least := least_share(quality)) and values.max() <= 1:
-        return max(low, least), min(high, 1.0)
-    return low, high
+    return (max(low, least_share(quality)), min(high, 1.0)) if shares else (low, high)
+
+
+def largest_difference(values: np.ndarray, quality: Mapping[str, Any]) -> float:
+    """Return the largest possible difference of two scores of a quality, to which intervals of differences are cut: 1
+    for shares, 2 for a difference of two, infinite for other numbers.
+
+    Args:
+        values: the scores of both.
+    """
+    return 1.0 - least_share(quality) if _are_shares(values, quality) else np.inf
+
+
+def _are_shares(values: np.ndarray, quality: Mapping[str, Any]) -> bool:
+    """Return whether scores are shares or differences of two: nothing else is recorded of it than the values."""
+    if quality["exp"] or in_nats(quality["name"]) or in_seconds(quality["name"]):
+        return False
+    return bool((values >= least_share(quality)).all() and (values <= 1).all())
 
 
 def paired_halves(rows: Iterable[Row]) -> list[Row]:
@@ -298,7 +312,8 @@ def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, An
     if not good or not base:
         return {}
     shared = independent(((key[0], good[key] - theirs[key]) for key in good if key in theirs), entry)
-    difference, low, high, p = map(_finite, student_mean(shared))
+    most = largest_difference(np.array([*good.values(), *theirs.values()]), entry["quality"])
+    difference, low, high, p = map(_finite, student_mean(shared, most))
     numbers = {"difference": difference, "difference_low": low, "difference_high": high, "p": p}
     return {"pairs": len(shared)} | numbers
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from farspan.record import Row
-from farspan.report.cells import by_example, in_nats, independent
+from farspan.report.cells import by_example, in_nats, independent, largest_difference
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.header import COST
 from farspan.report.kinds import MEMBERS
@@ -40,6 +40,7 @@ from farspan.stats import (
     tost,
     two_sided,
     welch_error,
+    within,
 )
 
 Verdict = Literal["equal", "better", "worse", "undecided"]
@@ -246,7 +247,8 @@ def _quality(
         changed = second - first
         # scores of whole answers, of which few may change much; those of curves and nats are means over many tokens
         is_answer = not (quality["exp"] or in_nats(quality["name"]) or isinstance(a, CurveMember))
-        found = _paired(changed, margin, is_answer)
+        most = largest_difference(np.concatenate([first, second]), quality)
+        found = _paired(changed, margin, is_answer, most)
         is_open = is_answer and not changed.any() and found.tost is not None and found.tost >= LEVEL
         yield Change(
             kind,
@@ -274,24 +276,26 @@ def _unchanged(count: int, margin: float) -> str:
     )
 
 
-def _paired(values: np.ndarray, margin: float, is_answer: bool) -> Estimate:
+def _paired(values: np.ndarray, margin: float, is_answer: bool, most: float) -> Estimate:
     """Return the mean of paired differences; it is tested only with LEAST_PAIRS values or more.
 
     Args:
         is_answer: they are of scores of answers, of which few may change: see `paired_tost`.
+        most: the largest difference possible.
     """
     if len(values) < LEAST_PAIRS:
         return Estimate(float(values.mean()))
     value, error, freedom = mean_error(values)
     is_whole = is_answer and np.isin(values, (-1.0, 0.0, 1.0)).all()
     equal = paired_tost(values, margin) if is_whole else tost(value, error, freedom, margin, len(values))
-    return _tested(value, error, freedom, len(values), equal)
+    return _tested(value, error, freedom, len(values), equal, most)
 
 
-def _tested(value: float, error: float, freedom: float, count: int, equal: float) -> Estimate:
-    """Return a difference with its interval and tests. `equal`: p of the equivalence."""
+def _tested(value: float, error: float, freedom: float, count: int, equal: float, most: float = np.inf) -> Estimate:
+    """Return a difference with its interval, cut to ± `most`, and its tests. `equal`: p of the equivalence."""
     half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
-    return Estimate(value, value - half, value + half, two_sided(value, error, freedom, count), equal)
+    low, high = within(value - half, value + half, most)
+    return Estimate(value, low, high, two_sided(value, error, freedom, count), equal)
 
 
 def _costs(baseline: Source, now: Source, margin: float, remarks: list[str]) -> Iterator[Change]:

@@ -46,6 +46,7 @@ from farspan.stats.intervals import (
     tost,
     two_sided,
     welch_error,
+    within,
 )
 from farspan.stats.joint_test import exceeds
 from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise

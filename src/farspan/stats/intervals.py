@@ -44,10 +44,11 @@ def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.n
     return low, high
 
 
-def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, float, float]:
-    """Return the mean, such as of paired differences, its 95 % interval (Student's), and the two-sided p against a mean
-    of 0, which the interval excludes if p is below 0.05. p is NaN under LEAST_PAIRS values; the interval is NaN under
-    two values, and if all values are the same, so that their spread is unknown."""
+def student_mean(values: Float[np.ndarray, "values"], most: float = math.inf) -> tuple[float, float, float, float]:
+    """Return the mean, such as of paired differences, its 95 % interval (Student's, cut to ± `most`, the largest value
+    possible), and the two-sided p against a mean of 0, which the interval excludes if p is below 0.05. p is NaN under
+    LEAST_PAIRS values; the interval is NaN under two values, and if all values are the same, so that their spread is
+    unknown."""
     n = len(values)
     if n < 2:
         return (float(values.mean()) if n else np.nan), np.nan, np.nan, np.nan
@@ -56,7 +57,12 @@ def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, flo
     if error <= NO_SPREAD * abs(value):
         half = np.nan
     p = two_sided(value, error, freedom, n) if n >= LEAST_PAIRS else np.nan
-    return value, value - half, value + half, p
+    return value, *within(value - half, value + half, most), p
+
+
+def within(low: float, high: float, most: float) -> tuple[float, float]:
+    """Return an interval cut to ± `most`; NaN stays NaN."""
+    return float(np.clip(low, -most, most)), float(np.clip(high, -most, most))
 
 
 def has_no_width(value: float, low: float, high: float) -> bool:

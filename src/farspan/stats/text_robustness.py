@@ -21,7 +21,7 @@ from scipy.special import stdtrit
 from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu, permutation_test
 
 from farspan.stats.forgetting_curves import MeasuredCurve
-from farspan.stats.intervals import LEAST_PAIRS, LEVEL, has_no_width, holm, mean_error, tost, welch_error
+from farspan.stats.intervals import LEAST_PAIRS, LEVEL, has_no_width, holm, mean_error, tost, welch_error, within
 
 Half = Literal["copy", "control"]
 Verdict = Literal["equivalent", "different", "undecided"]
@@ -177,7 +177,7 @@ def _at_length(
         mean, error, freedom = mean_error(second - first) if is_paired else welch_error(first, second)
         half = float(stdtrit(freedom, 0.95)) * error
         equivalent = tost(mean, error, freedom, margin, min(len(first), len(second)))
-        intervals[pair] = mean, mean - half, mean + half, equivalent
+        intervals[pair] = mean, *within(mean - half, mean + half, 1.0), equivalent
     farthest = max(intervals, key=lambda pair: max(-intervals[pair][1], intervals[pair][2]))
     mean, low, high, _ = intervals[farthest]
     return replace(

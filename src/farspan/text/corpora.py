@@ -149,7 +149,7 @@ class Corpus:
             shorter = f", a smaller longest length (at most {most:,} here)" if most else ""
             fewer = " or fewer repeats" if per_document.any() else ""
             raise ValueError(
-                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {per_document.sum()} windows of {length:,}; "
+                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {counted(per_document.sum(), 'window')} of {length:,}; "
                 f"{least} are needed: give a text of at least {least * length:,} tokens{shorter}{fewer}"
             )
         order = rng.permutation(np.flatnonzero(per_document))
