@@ -144,13 +144,14 @@ class Corpus:
         if (sizes // length).sum() < least:
             sizes, starts = sizes.sum(keepdims=True), starts[:1]
         per_document = sizes // length
-        if per_document.sum() < least:
+        if (there := int(per_document.sum())) < least:
             most = int(sizes.sum()) // least
             shorter = f", a smaller longest length (at most {most:,} here)" if most else ""
-            fewer = " or fewer repeats" if per_document.any() else ""
+            fewer = " or fewer repeats" if there else ""
+            windows = "1 window" if there == 1 else f"{there} windows"
             raise ValueError(
-                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {counted(per_document.sum(), 'window')} of {length:,}; "
-                f"{least} are needed: give a text of at least {least * length:,} tokens{shorter}{fewer}"
+                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {windows} of {length:,}; {least} are needed: "
+                f"give a text of at least {least * length:,} tokens{shorter}{fewer}"
             )
         order = rng.permutation(np.flatnonzero(per_document))
         slots = {document: rng.permutation(per_document[document]) for document in order}
