@@ -22,6 +22,7 @@ from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.reader import DenseReader
 from farspan.record import Run
+from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve
 
 from cepe_models import tiny_cepe
@@ -198,6 +199,28 @@ def test_a_plan_of_config_and_tokenizer_equals_that_of_the_model(
 )
 def test_a_plan_under_a_method_needs_no_weights(how: str, folder: Path) -> None:
     assert planned(load(folder, device="cpu", weights=False), how) == planned(load(folder, device="cpu"), how)
+
+
+@pytest.mark.parametrize("how", ["selfextend:group=8,window=16", "temperature+selfextend:group=8,window=16"])
+def test_a_plan_counts_the_keys_that_are_held_twice_while_a_method_generates(how: str, tokenizer: Any) -> None:
+    lm, length, new = wrap(tiny_model("llama"), tokenizer, "tiny"), 400, 8
+    cost = BoundCost(new_tokens=new)
+    full, grouped = (
+        plan(cost, method(one), lm, lengths=(length,), repeats=1, chunk=16).extra_bytes for one in ("full", how)
+    )
+    twice = []
+    with method(how).on(lm) as reader:
+        memory = reader.read(torch.arange(length - 1)[None] % 50)
+        kept = memory.stream.reading
+        memory.generate(
+            torch.tensor([[7]]),
+            new,
+            min_new_tokens=new,
+            on_token=lambda _: twice.append([keys[:, :, :count] for keys, count in kept.turned.values()]),
+        )
+    needed = max(sum(keys.numel() * keys.itemsize for keys in at) for at in twice)
+    assert needed > 0.4 * (length - 16) * lm.key_bytes_per_token
+    assert needed <= grouped - full <= 1.4 * needed
 
 
 @pytest.mark.parametrize("added", ["auto", "float32"])

@@ -126,7 +126,8 @@ def plan_examples(
             seconds += sum(s.num_rows * speed.seconds(s) for w in once for s in _chunks(w, chunk))
     # memory counts what the method keeps of a whole text, also where each forward reads a part of it
     steps += [step for some in by_example for w in some for step in _chunks(w, chunk)]
-    keys = batch * max(key_bytes(method, lm, s, chunk) * 5 // 4 + _mask_bytes(method, s) for s in steps)
+    held = (key_bytes(method, lm, s, chunk) + _bytes_twice(method, lm, s) for s in steps)
+    keys = batch * max(both * 5 // 4 + _mask_bytes(method, s) for both, s in zip(held, steps, strict=True))
     return Plan(
         num_examples=len(examples),
         tokens=sum(w.num_rows * w.num_tokens for w in [*work, *once]),
@@ -150,6 +151,12 @@ def still_missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tupl
     left = [replace(e, lengths=tuple(n for n in e.lengths if wanted[e.id][n] - done)) for e in examples]
     every = set[tuple[str, int, float]]().union(*(at for by_length in wanted.values() for at in by_length.values()))
     return [e for e in left if e.lengths], len(every & done)
+
+
+def _bytes_twice(method: Method, lm: LM, step: Work) -> int:
+    """Return the bytes of the keys that a method holds a second time while it generates, half of keys and values."""
+    is_generated = step.num_tokens == 1 and step.num_scored
+    return step.num_rows * lm.key_bytes(method.kept_twice(step.num_before), 1) // 2 if is_generated else 0
 
 
 def _mask_bytes(method: Method, step: Work) -> int:

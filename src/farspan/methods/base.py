@@ -49,6 +49,11 @@ class Method(Protocol):
         """Return the largest number of tokens whose keys are held from the first `score` or `generate` on."""
         return self.kept(num_tokens)
 
+    def kept_twice(self, num_tokens: int) -> int:
+        """Return the largest number of tokens whose keys are also held at other positions, while single tokens are fed
+        after `num_tokens`."""
+        return 0
+
     @property
     def changes(self) -> tuple[str, ...]:
         """The parts it changes, of ORDER. Methods compose if no two change the same part; () composes with none."""
@@ -162,6 +167,9 @@ class Composed(Method):
 
     def kept_to_answer(self, num_tokens: int) -> int:
         return sum(min(part.kept_to_answer(n) for part in self._inside) for n in self.parts[-1].passes(num_tokens))
+
+    def kept_twice(self, num_tokens: int) -> int:
+        return sum(max(part.kept_twice(n) for part in self._inside) for n in self.parts[-1].passes(num_tokens))
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

@@ -39,6 +39,9 @@ class SelfExtend(Method):
         if self.group < 1 or (self.window is not None and self.window < 1):
             raise ValueError(f"{self}: group and window must be at least 1 token")
 
+    def kept_twice(self, num_tokens: int) -> int:
+        return max(0, num_tokens - (self.window or 0))
+
     def small(self, num_tokens: int) -> "SelfExtend":
         window = min(self.window or num_tokens, num_tokens // 5)
         return replace(self, group=max(self.group, 2), window=window)

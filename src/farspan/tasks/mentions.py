@@ -167,10 +167,10 @@ class BoundMentions(Mentions, BoundText[MentionText]):
             if len(found) == repeats:
                 return distinct(found)
         raise ValueError(
-            f"text {self.text.name!r}: {len(found)} of its {done:,} window{'' if done == 1 else 's'} of {lengths[-1]:,} tokens have a name, "
-            f"identifier or number that recurs after {self.distance:,} tokens and more within {lengths[0]:,}; "
-            f"{repeats} are needed: give a longer text, fewer repeats, a longer shortest length or a smaller "
-            "distance (mentions:distance=N)"
+            f"text {self.text.name!r}: {len(found)} of its {done:,} window{'' if done == 1 else 's'} of "
+            f"{lengths[-1]:,} tokens have a name, identifier or number that recurs after {self.distance:,} tokens and "
+            f"more within {lengths[0]:,}; {repeats} are needed: give a longer text, fewer repeats, a longer shortest "
+            "length or a smaller distance (mentions:distance=N)"
         )
 
     def _example(self, lm: LM, payload: MentionText, repeat: int, lengths: Sequence[int]) -> Example[MentionText]:
