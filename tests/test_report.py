@@ -24,7 +24,7 @@ from farspan.report.cells import failures as reasons
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import CurveReport, draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
-from farspan.report.export import ranged
+from farspan.report.export import numbers, ranged
 from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, pareto_front, shape
 from farspan.report.figures import cost_figure, group_figure
 from farspan.report.interactive import as_plotly
@@ -231,6 +231,23 @@ def test_three_rouge_scores_of_0_have_no_interval() -> None:
     assert interval_of(zeros, rouge) == (None, None)
     assert interval_of(zeros, exact) == (0.0, pytest.approx(0.5615, abs=1e-3))  # Wilson's, of right and wrong answers
     assert interval_of(np.full(4, 0.8), exact) == (None, None)  # means over depths
+
+
+def test_the_interval_of_a_memory_index_ends_at_1() -> None:
+    (one,) = series([row(100, repeat, copy) for repeat, copy in enumerate((0.8, 0.95, 1.0))], MODELS)
+    (point,) = one.points()
+    assert point["memory_index_high"] == 1.0
+    worse = [row(100, repeat, copy) for repeat, copy in enumerate((0.1, 0.15, 0.2))]
+    (point,) = series(worse, MODELS)[0].points()
+    assert point["memory_index_low"] < 0  # worse than the control of 0.2
+
+
+def test_the_interval_of_a_perplexity_begins_at_1() -> None:
+    perplexity = {"score": "nats", "name": "perplexity", "exp": True}
+    values = np.array([0.1, 0.9])
+    assert ttest_1samp(values, 0).confidence_interval().low < 0
+    assert interval_of(values, perplexity)[0] == 0.0
+    assert numbers("nats", values, least=0.0)["nats_low"] == 0.0
 
 
 def test_texts_that_are_all_copied_alike_have_no_interval() -> None:

@@ -72,7 +72,7 @@ class At:
         repeats by layer and head, ready for JSON."""
         found = {"length": self.length, "repeats": len(self.sinks), "ends": self.ends, "visible": self.visible}
         for name, values in self.headline().items():
-            found |= numbers(name, values, share=True)
+            found |= numbers(name, values, least=0.0, most=1.0)
         by_head: dict[str, Any] = {"sinks": self.sinks.mean(0).round(6).tolist()}
         for part, of in self.shares.items():
             by_head[part] = {pick: values.mean(0).round(6).tolist() for pick, values in of.items()}
@@ -236,7 +236,10 @@ def share_figure(
         for part in parts:
             shares = {name: values.mean((1, 2)) for name, values in at.shares[part].items()}  # [repeats, ...]
             whole = [int((i + 0.5) * bin) for i in range(shares["bins"].shape[1])] if pick == "bins" else at.ends
-            points = [{"x": x} | numbers("share", of, share=True) for x, of in zip(whole, shares[pick].T, strict=True)]
+            points = [
+                {"x": x} | numbers("share", of, least=0.0, most=1.0)
+                for x, of in zip(whole, shares[pick].T, strict=True)
+            ]
             name, what = f"{one.name}, query at {at.length:,}", PARTS[part].format(sinks=sinks)
             near = "at a distance of about {:,} tokens" if pick == "bins" else "{:,} keys"
             texts = [[name, near.format(point["x"]), f"{what}: {number(point['share'])}"] for point in points]

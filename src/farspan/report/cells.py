@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 from farspan.record import ABSENT, NOT_FAILED, Row
 from farspan.report.header import same_at_depths
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
-from farspan.stats import LEVEL, holm, interval, student_mean
+from farspan.stats import LEVEL, bands, holm, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 SERVER = ("requests", "prompt_tokens", "cached_share")
@@ -241,37 +241,28 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
-    """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, clipped
-    to the values possible: 0 to 1 for shares, -1 to 1 for a difference of two, 0 or more for times; other numbers,
-    which values outside of these show, are not clipped. None under two examples, and where other scores than right or
-    wrong are all the same: their spread is unknown."""
-    shares = _are_shares(values, quality)
-    if shares and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all() and len(values) > 1:
+    """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, cut to
+    the values possible. None under two examples, and where other scores than right or wrong are all the same: their
+    spread is unknown."""
+    least, most = limits(values, quality)
+    if most == 1 and not quality.get("graded", False) and np.isin(values, (0.0, 1.0)).all() and len(values) > 1:
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
-    low, high = (float(side[0]) for side in interval(values[:, None]))
-    if np.isnan(low):
-        return None, None
-    if in_seconds(quality["name"]):
-        return max(low, 0.0), high
-    return (max(low, least_share(quality)), min(high, 1.0)) if shares else (low, high)
+    low, high = (float(side[0]) for side in bands(values[:, None], least, most))
+    return (None, None) if np.isnan(low) else (low, high)
 
 
-def largest_difference(values: np.ndarray, quality: Mapping[str, Any]) -> float:
-    """Return the largest possible difference of two scores of a quality, to which intervals of differences are cut: 1
-    for shares, 2 for a difference of two, infinite for other numbers.
-
-    Args:
-        values: the scores of both.
-    """
-    return 1.0 - least_share(quality) if _are_shares(values, quality) else np.inf
-
-
-def _are_shares(values: np.ndarray, quality: Mapping[str, Any]) -> bool:
-    """Return whether scores are shares or differences of two: nothing else is recorded of it than the values."""
-    if quality["exp"] or in_nats(quality["name"]) or in_seconds(quality["name"]):
-        return False
-    return bool((values >= least_share(quality)).all() and (values <= 1).all())
+def limits(values: np.ndarray, quality: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the least and the largest value possible of a quality with these scores: 0 and 1 for shares, -1 and 1 for
+    a difference of two, 0 and infinity for times and nats per token. Other numbers, which scores outside of these show,
+    have no limits."""
+    if quality["exp"] or in_seconds(quality["name"]):
+        return 0.0, np.inf
+    if not in_nats(quality["name"]):
+        least = least_share(quality)
+        if ((values >= least) & (values <= 1)).all():
+            return least, 1.0
+    return -np.inf, np.inf
 
 
 def paired_halves(rows: Iterable[Row]) -> list[Row]:
@@ -312,8 +303,8 @@ def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, An
     if not good or not base:
         return {}
     shared = independent(((key[0], good[key] - theirs[key]) for key in good if key in theirs), entry)
-    most = largest_difference(np.array([*good.values(), *theirs.values()]), entry["quality"])
-    difference, low, high, p = map(_finite, student_mean(shared, most))
+    least, most = limits(np.array([*good.values(), *theirs.values()]), entry["quality"])
+    difference, low, high, p = map(_finite, student_mean(shared, most - least))
     numbers = {"difference": difference, "difference_low": low, "difference_high": high, "p": p}
     return {"pairs": len(shared)} | numbers
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from farspan.record import Row
-from farspan.report.cells import by_example, in_nats, independent, largest_difference
+from farspan.report.cells import by_example, in_nats, independent, limits
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.header import COST
 from farspan.report.kinds import MEMBERS
@@ -247,8 +247,8 @@ def _quality(
         changed = second - first
         # scores of whole answers, of which few may change much; those of curves and nats are means over many tokens
         is_answer = not (quality["exp"] or in_nats(quality["name"]) or isinstance(a, CurveMember))
-        most = largest_difference(np.concatenate([first, second]), quality)
-        found = _paired(changed, margin, is_answer, most)
+        least, most = limits(np.concatenate([first, second]), quality)
+        found = _paired(changed, margin, is_answer, most - least)
         is_open = is_answer and not changed.any() and found.tost is not None and found.tost >= LEVEL
         yield Change(
             kind,

@@ -84,7 +84,8 @@ class CurveMember(Member):
             name: (stats.measured_mean(values), *stats.bands(values))
             for name, values in (("copy", curve.copy), ("control", curve.control))
         }
-        numbers["memory_index"] = (stats.memory_index(curve), *stats.interval(stats.index_by_repeat(curve)))
+        index = stats.bands(stats.index_by_repeat(curve), -np.inf)  # below 0 where the copy is worse than the control
+        numbers["memory_index"] = stats.memory_index(curve), *index
         found = []
         for i, length in enumerate(curve.lengths.tolist()):
             point = {"length": length, "depth": depth, "n": int(np.isfinite(curve.copy[:, i]).sum())}

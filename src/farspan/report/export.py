@@ -17,7 +17,7 @@ from farspan.record import Row
 from farspan.report.cells import Cell
 from farspan.report.figure import Figure, Heat
 from farspan.report.runs import Member
-from farspan.stats import bands, interval, measured_mean
+from farspan.stats import bands, measured_mean
 from farspan.terminal import shown
 
 WHOSE = ("run", "model", "method", "what", "version")
@@ -164,15 +164,15 @@ def details_of(cell: Cell) -> list[str]:
     return [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
 
 
-def numbers(name: str, values: np.ndarray, *, share: bool = False) -> dict[str, float | None]:
+def numbers(name: str, values: np.ndarray, *, least: float = -np.inf, most: float = np.inf) -> dict[str, float | None]:
     """Return mean and 95 % interval of some repeats as `name`, `name`_low and `name`_high, rounded to six digits after
     the point; None where there is none.
 
     Args:
-        share: whether values are from 0 to 1; the interval is then cut to this range.
+        least, most: the values possible, to which the interval is cut.
     """
-    ends = bands(values) if share else interval(values)
-    found = zip((name, f"{name}_low", f"{name}_high"), (measured_mean(values), *ends), strict=True)
+    ends = (measured_mean(values), *bands(values, least, most))
+    found = zip((name, f"{name}_low", f"{name}_high"), ends, strict=True)
     return {key: round(float(value), 6) if np.isfinite(value) else None for key, value in found}
 
 

@@ -67,10 +67,10 @@ class PerplexityMember(Member):
         columns = [array.T for array in (self.values("nats"), self.values("accuracy"))]
         for length, nats, accuracy in zip(self.lengths, *columns, strict=True):
             if count := int(np.isfinite(nats).sum()):
-                point = {"length": length, "repeats": count, **numbers("nats", nats)}
+                point = {"length": length, "repeats": count, **numbers("nats", nats, least=0.0)}
                 point |= {
                     "perplexity": round(float(np.exp(measured_mean(nats))), 4),
-                    **numbers("accuracy", accuracy, share=True),
+                    **numbers("accuracy", accuracy, least=0.0, most=1.0),
                 }
                 if self.rows[0].settings["targets"] == "fixed":
                     point |= numbers("gain", columns[0][0] - nats)
@@ -82,7 +82,12 @@ class PerplexityMember(Member):
         """The numbers of each range of positions in the longest text, ready for JSON."""
         columns = [self.by_bucket(score).T for score in ("nats", "hits")]
         return [
-            {"begin": begin, "end": end, **numbers("nats", nats), **numbers("accuracy", accuracy, share=True)}
+            {
+                "begin": begin,
+                "end": end,
+                **numbers("nats", nats, least=0.0),
+                **numbers("accuracy", accuracy, least=0.0, most=1.0),
+            }
             for begin, end, nats, accuracy in zip([0, *self.ends], self.ends, *columns, strict=False)
         ]
 

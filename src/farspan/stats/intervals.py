@@ -38,9 +38,11 @@ def interval(
     return np.asarray(mean - half), np.asarray(mean + half)  # arrays also for one cell
 
 
-def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the 95 % interval of a mean accuracy, cut to 0 and 1."""
-    low, high = (np.asarray(np.clip(end, 0.0, 1.0)) for end in interval(values))
+def bands(
+    values: Float[np.ndarray, "repeats *cells"], least: float = 0.0, most: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 95 % interval of a mean, cut to the values possible, by default those of an accuracy."""
+    low, high = (np.asarray(np.clip(end, least, most)) for end in interval(values))
     return low, high
 
 
