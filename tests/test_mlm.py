@@ -270,6 +270,7 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_weights(settings: Ma
     [
         (["encoder.heads=3"], r"encoder\.hidden = 32 must be an even multiple of encoder\.heads = 3"),
         (["trainer.window=100000"], "less than one row of 100,000"),
+        (["trainer.evaluate_every=3"], r"trainer\.evaluate_every = 3 has no effect with no held-out text"),
         (["decoder=nowhere"], r"decoder 'nowhere' is neither a folder nor cached"),
         (["trainer.batch=3"], r"trainer\.batch = 3 is not a multiple of trainer\.micro_batch x processes = 4"),
     ],

@@ -78,6 +78,7 @@ def test_every_field_can_be_overridden(config: Path) -> None:
         ("model=3", r"model: .*given 3"),
         ("trainer.seed=-1", r"trainer\.seed: .*greater than or equal to 0"),
         ("watch.lengths=[64, 1]", r"watch\.lengths\.1: .*greater than 1"),
+        ("trainer.evaluate_every=3", r"trainer\.evaluate_every = 3 has no effect with no held-out text"),
         ("out.deeper=3", r"out is a value, not a table"),
         ("trainer.steps", r"not of the form table\.key=value"),
     ],
@@ -85,6 +86,12 @@ def test_every_field_can_be_overridden(config: Path) -> None:
 def test_an_impossible_override_is_named(config: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_config(config, LmSettings, [override])
+
+
+@pytest.mark.parametrize("held_out", ["b", ""])
+def test_a_held_out_text_is_evaluated_as_often_as_given_or_turned_off(config: Path, held_out: str) -> None:
+    settings = read_config(config, LmSettings, ["trainer.evaluate_every=3", f"data.held_out={held_out}"])
+    assert settings.trainer.evaluate_every == 3
 
 
 def test_a_missing_config_is_named(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
 from torch.utils.data import Dataset
 
 from farspan import hf
@@ -56,7 +56,16 @@ class DataSettings(Settings):
     """[data]: texts, see `farspan.text.documents`."""
 
     text: str
-    held_out: str | None = None  # a text that is not trained on, whose loss is logged
+    held_out: str | None = None  # a text that is not trained on, whose loss is logged; empty: none
+
+
+def _evaluated(data: DataSettings, given: ValidationInfo) -> DataSettings:
+    if "held_out" not in data.model_fields_set and (trainer := given.data.get("trainer")):  # a given "" turns it off
+        trainer.refuse_unused(("evaluate_every",), "no held-out text", "data.held_out", "trainer.")
+    return data
+
+
+Data = Annotated[DataSettings, AfterValidator(_evaluated)]  # of a pre-training
 
 
 class LmWatchSettings(WatchSettings):
@@ -68,7 +77,7 @@ class LmWatchSettings(WatchSettings):
 class LmSettings(WatchedSettings):
     """The whole config of `farspan train lm`."""
 
-    data: DataSettings
+    data: Data
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: LlamaSettings = LlamaSettings()
     recurrence: RecurrenceSettings | None = None  # default: rows are independent

@@ -31,7 +31,7 @@ from farspan.train.batches import PackedRows, read_corpus, read_held_out
 from farspan.train.blocks import NOT_A_TARGET, summed_nats
 from farspan.train.config import Settings
 from farspan.train.finite import refuse_not_finite
-from farspan.train.lm import DataSettings
+from farspan.train.lm import Data
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
 from farspan.train.settings import PretrainingSettings, TrainingSettings
@@ -83,7 +83,7 @@ class MlmSettings(TrainingSettings):
     """The whole config of `farspan train mlm`."""
 
     decoder: str  # its tokenizer is used: a folder or hub id, or `demo`, the embedded one
-    data: DataSettings
+    data: Data
     encoder: EncoderSettings = EncoderSettings()
     mask_rate: float = Field(0.3, gt=0, lt=1)
     optimizer: MlmOptimizer = MlmOptimizer()
