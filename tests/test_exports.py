@@ -303,6 +303,18 @@ def test_the_card_has_tables_and_pictures(run: Path, tmp_path: Path, drawn: None
     assert "## Long-context memory" in card.text
 
 
+def test_the_card_has_the_commands_of_all_sessions_once_each(changed: Callable[[Change], Path], tmp_path: Path) -> None:
+    folder = changed(lambda rows: rows)
+    header = json.loads((folder / "run.json").read_text())
+    (session,) = header["sessions"]
+    words = [["curve", "demo", "--out", "a b"], ["perplexity", "demo", "--method", "sinks"]]
+    ran = [session | {"command": ["/bin/farspan", *words[number]]} for number in (0, 1, 1)]
+    (folder / "run.json").write_text(json.dumps(header | {"sessions": ran}))
+    section, *_ = export(folder, "model-card", tmp_path / "card")
+    commands = [line.partition(": ")[2] for line in section.read_text().splitlines() if line.startswith("farspan ")]
+    assert commands == ["farspan curve demo --out 'a b'", "farspan perplexity demo --method sinks"]
+
+
 def test_the_card_shows_the_pictures_of_each_task_of_a_run(tmp_path: Path, drawn: None) -> None:
     quality = {"score": "found", "name": "right answers", "higher_is_better": True, "exp": False}
     unit = {"unit": "tokens", "quality": quality}

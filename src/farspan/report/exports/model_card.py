@@ -1,8 +1,9 @@
 """A section for a model card: tables of what was measured, the pictures, and how to repeat it."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from farspan.files import write
 from farspan.report.curves import HEADLINE, spoken
@@ -37,10 +38,15 @@ def _section(source: Source, numbers: Sequence[Number], pictures: Sequence[Path]
                 yield from _table(found, short)
     for path in pictures:
         yield from (f"![{path.stem.replace('_', ' ').replace('-', ' ')}]({path.name})", "")
-    for session in source.header["sessions"][-1:]:
-        command = shlex.join(["farspan", *options]) if (options := options_of(session)) else ""
-        version = session.get("packages", {}).get("farspan", "unknown")
-        yield from (f"farspan {plain(version)}{': ' if command else ''}{plain(command)}", "")
+    for line in dict.fromkeys(map(_command, source.header["sessions"])):  # later ones can add methods or models
+        yield from (line, "")
+
+
+def _command(session: Mapping[str, Any]) -> str:
+    """Return the version of farspan and the command of a session."""
+    command = shlex.join(["farspan", *options]) if (options := options_of(session)) else ""
+    version = session.get("packages", {}).get("farspan", "unknown")
+    return f"farspan {plain(version)}{': ' if command else ''}{plain(command)}"
 
 
 def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
