@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from farspan.measuring.adaptive import (
 )
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.record import Row, Run, read_rows
+from farspan.report.cells import cells
 from farspan.tasks.curve import BoundCurve
 
 from toys import ToyMethod, copier, counting_text, curve_of, fading, toy_lm
@@ -183,6 +185,22 @@ def test_a_map_has_every_depth_at_every_length(tmp_path: Path) -> None:
     assert found.depths.tolist() == [0, 0.5, 1]
     recalled = found.memory_index == 1.0
     assert (recalled == (found.distance <= 150)).all()
+
+
+def test_a_mean_over_depths_is_over_texts_that_were_measured_at_all_of_them(tmp_path: Path) -> None:
+    # repeats that decide a half-life are measured at depth 0 alone, where the least is remembered
+    task = curve_of(counting_text(40, 2000), protocol="probe", warmup=8, scored=24, depths=(0.0, 0.5, 1.0))
+    rows = adaptively(tmp_path, fading(300, noise=0.06), task)
+    repeats = {length: Counter(row.depth for row in rows if row.length == length) for length in (320, 448)}
+    assert repeats == {320: {0.0: 4, 0.5: 4, 1.0: 4}, 448: {0.0: 12, 0.5: 4, 1.0: 4}}
+    quality = {"score": "copy - control", "name": "copied", "higher_is_better": True, "exp": False, "graded": True}
+    entry = {"task": "curve", "unit": "tokens", "quality": quality, "details": ["copy"], "same_at_depths": True}
+    settings = {"tasks": {"curve": entry}, "methods": ["toy"]}
+    header = {"settings": settings, "models": {"toy": {"tasks": {"curve": rows[0].settings}}}}
+    found = {cell.length: cell for cell in cells(rows, header)}
+    for length, cell in found.items():
+        of_all = [row.scores["copy"] for row in rows if row.length == length and row.repeat < 4]  # no token is guessed
+        assert (cell.n, cell.value, cell.details["copy"]) == (4, *2 * [pytest.approx(np.mean(of_all))])
 
 
 # budgets

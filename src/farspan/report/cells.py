@@ -9,7 +9,7 @@ difference is shown. Examples of models with another tokenizer consist of other 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.stats import binomtest
@@ -26,6 +26,7 @@ ROUNDING = 5e-4  # difference of scores (nats, shares): reading a model in two w
 NOT_SHOWN = "not shown"  # the verdict where no difference from the baseline is
 UNCORRECTED = "intervals are not corrected for the number of comparisons: p can be above 0.05 beside one without 0"
 Interval = tuple[float | None, float | None]
+Example = TypeVar("Example", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,8 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
     failed.sort(key=lambda row: row.status in NOT_FAILED)  # failures first
     context, seconds = _mean(_number(row, "context") for row in good), sum(row.seconds for row in good)
     judged = paired_halves(rows)
+    whole = set(whole_examples([((row.example, row.repeat), row.depth) for row in judged], entry))
+    judged = [row for row in judged if ((row.example, row.repeat), row.depth) in whole]
     complete = judged + [row for row in rows if row.status in ABSENT]
     details = {name: _mean(_number(row, name) for row in complete) for name in entry.get("details", ())}
     found: dict[str, Any] = {
@@ -281,6 +284,21 @@ def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float
     return {(row.example, row.depth): score_of(row, score) for row in paired_halves(rows)}
 
 
+def whole_examples(places: Sequence[tuple[Example, float]], entry: Mapping[str, Any]) -> list[tuple[Example, float]]:
+    """Return the examples and depths of those examples that have a score at every depth: only their means over depths
+    can be compared, and automatic lengths measure some repeats at depth 0 alone. Return all if no example has all
+    depths, or if a task asks for something else at each.
+
+    Args:
+        places: example and depth of each score of one length.
+    """
+    at: dict[Example, set[float]] = {}
+    for example, depth in places if same_at_depths(entry) else ():
+        at.setdefault(example, set()).add(depth)
+    every = set[float]().union(*at.values())
+    return [place for place in places if at and at[place[0]] == every] or list(places)
+
+
 def independent(scores: Iterable[tuple[Hashable, float]], entry: Mapping[str, Any]) -> np.ndarray:
     """Return the scores that intervals and tests take as independent: the mean over the depths of an example if a task
     asks for the same at each, such as slices of one text or one number, else all.
@@ -302,7 +320,8 @@ def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, An
     good, theirs = (by_example(rows, entry["quality"]["score"]) for rows in (mine, base))
     if not good or not base:
         return {}
-    shared = independent(((key[0], good[key] - theirs[key]) for key in good if key in theirs), entry)
+    both = whole_examples([key for key in good if key in theirs], entry)
+    shared = independent(((key[0], good[key] - theirs[key]) for key in both), entry)
     least, most = limits(np.array([*good.values(), *theirs.values()]), entry["quality"])
     difference, low, high, p = map(_finite, student_mean(shared, most - least))
     numbers = {"difference": difference, "difference_low": low, "difference_high": high, "p": p}

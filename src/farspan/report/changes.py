@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from farspan.record import Row
-from farspan.report.cells import by_example, in_nats, independent, limits
+from farspan.report.cells import by_example, in_nats, independent, limits, whole_examples
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.header import COST
 from farspan.report.kinds import MEMBERS
@@ -235,7 +235,7 @@ def _quality(
     margin = log1p(tolerances[kind]) if quality["exp"] else tolerances[kind]
     for length in sorted({*a.lengths, *b.lengths}):
         before, after = (by_example(one.rows_at.get(length, ()), quality["score"]) for one in (a, b))
-        if not (shared := [key for key in before if key in after]):
+        if not (shared := whole_examples([key for key in before if key in after], group.entry)):
             if before or after:
                 what = f"{group.spec} {a.method} at {length:,} {group.entry['unit']}"
                 lacking.append(f"{what} is not compared: no example has a result of both models")
