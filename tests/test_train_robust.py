@@ -333,6 +333,38 @@ def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(folder, base)
 
 
+START = {
+    "lm": ("model={{start={0!r}}}", "tokenizer={{}}"),
+    "smt": ("model.name={0}", "trained.what=all"),
+    "cepe": ("model.name={0}",),
+    "distill": ("distill.teacher={0}",),
+}
+
+
+def refuses_to_begin_with(settings: Make, folder: Path, message: str) -> None:
+    for kind, overrides in START.items():
+        with pytest.raises(ValueError, match=message):
+            train(kind, settings(kind, *(one.format(str(folder)) for one in overrides)))
+
+
+def test_a_cepe_model_is_refused_as_the_model_that_is_trained(settings: Make, trained: Trained) -> None:
+    refuses_to_begin_with(settings, trained.folder / "cepe", "cepe' is a CEPE model: give the decoder")
+
+
+@pytest.mark.parametrize("file", ["training.json", "log_n_scales.json"])
+def test_a_model_that_reads_with_log_n_scaling_is_not_trained_further_without_it(
+    settings: Make, trained: Trained, tmp_path: Path, file: str
+) -> None:
+    folder = tmp_path / "scaled"
+    shutil.copytree(trained.folder / "smt", folder)
+    content: dict[str, Any] = {"original": 32, "scales": [[1.0]]}
+    if file == "training.json":
+        content = json.loads((folder / file).read_text())
+        content["settings"]["model"]["temperature"] = True
+    (folder / file).write_text(json.dumps(content))
+    refuses_to_begin_with(settings, folder, r"scaled' was trained with log-n scaling .* Give the model that it was")
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return os._exit, (3,)

@@ -15,9 +15,11 @@ from transformers import PrinterCallback, TrainerState, TrainingArguments
 
 from farspan import files
 from farspan.callback import MeasuringCallback
+from farspan.cepe import CepeModel
 from farspan.lm import LM, load
 from farspan.loading.places import folder_of
 from farspan.measuring import trackers
+from farspan.methods.temperature import SCALES
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.checkpoint_trainer import AtBegin, CheckpointTrainer, Intervals
@@ -137,12 +139,28 @@ def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> L
         options: of `farspan.load`.
 
     Raises:
-        ValueError: the model cannot be loaded, or has weights that are not finite.
+        ValueError: the model cannot be loaded, is a CEPE model, was trained with log-n scaling, or has weights that are
+            not finite.
     """
     # None: code that comes with the model is refused; a training has no option to allow it
     lm = load(folder_of(name), attention=trainer.attention, trust_remote_code=None, **options)
+    if isinstance(lm.model, CepeModel):
+        raise ValueError(f"{what} {name!r} is a CEPE model: give the decoder it was made from")
+    if _is_scaled(Path(folder_of(name))):
+        raise ValueError(
+            f"{what} {name!r} was trained with log-n scaling (model.temperature), which its weights do not hold: it "
+            "would be used here without it. Give the model that it was trained from"
+        )
     refuse_not_finite(lm.model, f"{what} {name!r}")
     return replace(lm, name=name)
+
+
+def _is_scaled(folder: Path) -> bool:
+    """Return whether the model in a folder is to be read with log-n scaling, as far as its files tell."""
+    with suppress(ValueError, LookupError, TypeError, OSError):  # missing, damaged, or of another program or recipe
+        if files.read_json(folder / "training.json")["settings"]["model"]["temperature"]:
+            return True
+    return (folder / SCALES).exists()
 
 
 def save_whole(model: Any, dtype: torch.dtype, folder: Path) -> None:
