@@ -233,6 +233,15 @@ def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
     assert not any("layers.1." in name for name in load_file(Path(chosen.out) / "model.safetensors"))
 
 
+def test_an_encoder_can_begin_with_an_opt_whose_config_has_no_initializer_range(
+    settings: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    saved(tmp_path / "opt", tokenizer, tiny_model("opt"))
+    chosen = settings("a", f"encoder={{start={str(tmp_path / 'opt')!r}}}", "trainer.steps=1")
+    train(chosen)
+    cepe.from_base(tiny_model(), chosen.out)  # refuses what does not look both ways
+
+
 def test_the_shape_of_a_new_encoder_is_refused_beside_a_decoder_to_begin_with(settings: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"own shape: leave out encoder\.feed_forward, encoder\.heads, enc"):
         train(chosen := settings("a", f"encoder.start={tmp_path}"))

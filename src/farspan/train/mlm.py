@@ -99,7 +99,7 @@ class MaskedLM(nn.Module):
         hidden, vocabulary = encoder.config.hidden_size, encoder.config.vocab_size
         self.model = encoder
         self.lm_dense = nn.Linear(hidden, hidden)
-        nn.init.normal_(self.lm_dense.weight, std=encoder.config.initializer_range)
+        nn.init.normal_(self.lm_dense.weight, std=getattr(encoder.config, "initializer_range", 0.02))  # OPT has none
         nn.init.zeros_(self.lm_dense.bias)
         self.lm_layer_norm = nn.RMSNorm(hidden, eps=getattr(encoder.config, "rms_norm_eps", 1e-6))
         self.lm_bias = nn.Parameter(torch.zeros(vocabulary))
