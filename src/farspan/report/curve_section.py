@@ -190,7 +190,7 @@ class CurveReport(TaskReport):
             "kind": "curve",
             "about": "; ".join(filter(None, (PROTOCOLS.get(protocol), _which_depth(curves)))),
             "verdict": longest_memory(curves),
-            "columns": names,
+            "columns": list(map(spoken, names)),
             "lines": [_line(one, names) | {"index": index} for index, one in zip(indices, curves, strict=True)],
             "remarks": [
                 *_filled(curves),
@@ -204,7 +204,8 @@ class CurveReport(TaskReport):
         }
 
     def summary(self) -> dict[str, Any]:
-        return {"meanings": HEADLINE, "text_tests": [_text_test(one) for one in text_tests(self.members)]}
+        meanings = {spoken(name): meaning for name, meaning in HEADLINE.items()}
+        return {"meanings": meanings, "text_tests": [_text_test(one) for one in text_tests(self.members)]}
 
     def csv_tables(self) -> dict[str, CsvTable]:
         """Return curves.csv, a line per run, model, method, protocol and texts, length and depth, and

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farspan.report.curves import spoken
 from farspan.report.export import markdown_table, plain
 
 DIFFERENCE = ("first", "second", "name", "value", "interval", "p", "pairs")
@@ -46,10 +45,10 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
 
 def _curves(own: Mapping[str, Any]) -> Iterator[str]:
     if not own["tables"]:  # recall by distance: no memory lengths
-        names = [spoken(name) for name in own["columns"]]
         yield from ("Tokens of text to be copied, 95 % intervals over texts.", "")
         yield from markdown_table(
-            ["model", "method", "trained", *names, "repeats"], (_curve(line, len(names)) for line in own["lines"])
+            ["model", "method", "trained", *own["columns"], "repeats"],
+            (_curve(line, len(own["columns"])) for line in own["lines"]),
         )
     yield from [f"- {plain(remark)}" for remark in own["remarks"]] + [""]
     if own["differences"]:
