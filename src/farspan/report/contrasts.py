@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import p_value
+from farspan.report.runs import TEXTS
 from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,
@@ -19,7 +20,7 @@ from farspan.stats import (
 from farspan.stats.text_robustness import Half, Robustness, robustness
 
 NAMED = 3  # curves that a sentence names, at most
-TEXTS: dict[str, tuple[str, Half]] = {
+COMPARED: dict[str, tuple[str, Half]] = {  # settings of a curve: the text, and the half that it can change
     "prefix_text": ("irrelevant text", "control"),
     "target_text": ("target text", "copy"),
 }
@@ -117,12 +118,11 @@ def text_tests(curves: Sequence[CurveMember]) -> list[TextTest]:
     """Test whether the text changes the curve, for each run, model and method measured with several irrelevant or
     target texts and otherwise equal settings. Texts without a common length are left out."""
     found = []
-    for which, (name, half) in TEXTS.items():
-        hash_of = which.replace("text", "hash")
+    for which, (name, half) in COMPARED.items():
         alike: dict[str, list[CurveMember]] = {}
         for one in curves:
             row = one.rows[0]
-            rest = sorted((key, value) for key, value in row.settings.items() if key not in (which, hash_of))
+            rest = sorted((key, value) for key, value in row.settings.items() if key not in (which, TEXTS[which]))
             alike.setdefault(repr((one.source.name, one.model, one.method, row.version, rest)), []).append(one)
         for members in alike.values():
             by_text = {str(one.rows[0].settings.get(which) or "the protocol's own"): one.curve for one in members}

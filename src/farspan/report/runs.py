@@ -16,7 +16,8 @@ from farspan.specs import check_known
 from farspan.stats import version_label
 
 RUNS_NAMED = 5  # in an error
-TEXTS = ("text", "target", "prefix", "keys")  # in settings, with their hashes; keys: the key tokens of LongPPL
+TEXTS = {"text": "text_hash", "target_text": "target_hash", "prefix_text": "prefix_hash"}  # in the settings of rows
+HASHES = (*TEXTS.values(), "keys_hash")  # the last: of the key tokens of LongPPL
 
 
 @dataclass(frozen=True)
@@ -276,15 +277,13 @@ def _texts(members: Sequence[Member]) -> _Texts:
     """Return the texts that members of one run and task were measured on."""
     read = [(one.about_model.get("tokenizer"), one.rows[0].settings) for one in members if one.rows]
     hashes = {
-        tokenizer: tuple(settings.get(f"{name}_hash") for name in TEXTS)
-        for tokenizer, settings in read
-        if tokenizer and any(settings.get(f"{name}_hash") for name in TEXTS)
+        tokenizer: some for tokenizer, settings in read if tokenizer and any(some := tuple(map(settings.get, HASHES)))
     }
     return _Texts(_names(read[0][1]), hashes)
 
 
 def _names(settings: Mapping[str, Any]) -> tuple[str | None, ...]:
-    return tuple(settings.get(name if name == "text" else f"{name}_text") for name in TEXTS)
+    return tuple(map(settings.get, TEXTS))
 
 
 def _whole(group: Group) -> str:

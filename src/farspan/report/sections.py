@@ -14,12 +14,11 @@ from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, place
 from farspan.report.notices import notices
-from farspan.report.runs import Group, Source, short_names
+from farspan.report.runs import TEXTS, Group, Source, short_names
 from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
-TEXTS = {"target_text": "target_hash", "prefix_text": "prefix_hash", "text": "text_hash"}  # in the settings of rows
 FOLD = 600  # tokens, at most, of an example shown open
 ABOUT_PAIRED = (
     "From the baseline, the first line, over the same examples, in the unit of the score (nats for perplexity), with "
