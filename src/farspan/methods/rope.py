@@ -58,9 +58,8 @@ class Rope(Method):
     """RoPE for texts `factor` times as long as the model was trained on."""
 
     type: str = choice(TYPES)
-    factor: float | None = limited(
-        None, 1, LARGEST_FACTOR
-    )  # of dynamic: how fast its scale grows; default the paper's 1
+    # of dynamic: how fast its scale grows; default the paper's 1
+    factor: float | None = limited(None, 1, LARGEST_FACTOR)
     original: int | None = limited(None, 1)  # tokens; default: the model's trained length
     turns: float = field(default=1.0, metadata={"quiet": True})  # truncated: least rotations in `original`
     file: str | None = None  # JSON, for factors

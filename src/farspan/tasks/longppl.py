@@ -57,9 +57,8 @@ class LongPPL(Task):
 
     targets: str = choice(TARGETS, "fixed")
     target_tokens: int | None = limited(None, 1)  # default: as many as `short`; with keys=RUN, the run's
-    short: int | None = limited(
-        None, 1
-    )  # tokens before each block; default: 1,024, or an eighth of the shortest length
+    # tokens before each block; default: 1,024, or an eighth of the shortest length
+    short: int | None = limited(None, 1)
     block: int | None = limited(None, 1, quiet=True)  # targets; default: as many as `short`
     alpha: float = field(default=2.0, metadata={"quiet": True})  # nats; a key token gains more
     beta: float = field(default=2.0, metadata={"quiet": True})  # nats; a key token has fewer after the long context

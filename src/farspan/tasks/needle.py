@@ -101,14 +101,12 @@ class Needle(Task):
     keys: str | None = choice(FORMS, None)  # default: words
     values: str | None = choice(FORMS, None)  # default: numbers
     digits: int | None = limited(None, 1, MOST_DIGITS)  # of all numbers; default: 7
-    distractors: int | None = limited(
-        None, 0, 1000
-    )  # further keys or chains, at random depths; default: 3 for multikey, else 0
+    # further keys or chains, at random depths; default: 3 for multikey, else 0
+    distractors: int | None = limited(None, 0, 1000)
     answers: int | None = limited(None, 2, 100)  # values of one key; default: 4
     hops: int | None = limited(None, 1, 100)  # variables after the first; default: 4
-    spread: float | None = limited(
-        None, 0, 1
-    )  # share of the hay over which one question's sentences are spread; default: 0.2
+    # share of the hay over which one question's sentences are spread; default: 0.2
+    spread: float | None = limited(None, 0, 1)
     new_tokens: int | None = limited(None, 1, 100_000)  # at most, with ask=generated; default: 64
 
     name: ClassVar[str] = "needle"

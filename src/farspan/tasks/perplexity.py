@@ -44,9 +44,8 @@ class Perplexity(Task):
 
     targets: str = choice(TARGETS, "fixed")
     target_tokens: int | None = limited(None, 1)  # default: 256, or half of the shortest length if that is less
-    buckets: int | None = limited(
-        None, 1
-    )  # with targets=all: equal parts of each length; None: ends at 64, 128, 256, ...
+    # with targets=all: equal parts of each length; None: ends at 64, 128, 256, ...
+    buckets: int | None = limited(None, 1)
 
     name: ClassVar[str] = "perplexity"
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
