@@ -183,10 +183,6 @@ class CepeMemory(BaseMemory):
         self.decoder: tuple[int, Context | None, BaseMemory] | None = None  # chunks encoded, their states, and the rest
 
     @property
-    def num_kept(self) -> int:
-        return self.num_seen
-
-    @property
     def num_encoded(self) -> int:
         """Tokens read by the encoder instead of the decoder, as of the last call of `score` or `generate`."""
         return self.passage_tokens + (self.decoder[0] * self.reader.size if self.decoder else 0)

@@ -173,10 +173,6 @@ class PlainMemory(BaseMemory):
         self.ids: Tensor | None = None
 
     @property
-    def num_kept(self) -> int:
-        return self.num_seen
-
-    @property
     def num_bytes(self) -> int:
         return 0 if self.ids is None else self.ids.nbytes
 

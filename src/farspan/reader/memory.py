@@ -27,7 +27,9 @@ class Memory(Protocol):
     num_seen: int  # tokens read
 
     @property
-    def num_kept(self) -> int: ...  # tokens still held, largest over layers
+    def num_kept(self) -> int:
+        """Tokens still held, largest over layers."""
+        return self.num_seen
 
     @property
     def num_encoded(self) -> int:

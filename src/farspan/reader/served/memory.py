@@ -51,10 +51,6 @@ class ServedMemory(BaseMemory):
         self.ids = torch.empty(0, 0, dtype=torch.long)
 
     @property
-    def num_kept(self) -> int:
-        return self.num_seen
-
-    @property
     def num_bytes(self) -> int:
         return self.ids.nbytes
 
