@@ -1,6 +1,6 @@
 """Runs read from disk, and their rows grouped by task: the input of every table and figure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -201,45 +201,18 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
     Args:
         kinds: the class of the members of a task; default Member.
     """
-    found: dict[tuple[Any, ...], list[tuple[_Texts, Group]]] = {}
+    alike: dict[tuple[Any, ...], list[tuple[_Texts, Group]]] = {}
     for source in sources:
-        by_spec = rows_of(source.header, source.rows)
-        labels = [_label(entry, spec, by_spec) for spec, entry in source.header["settings"]["tasks"].items()]
-        for (spec, entry), (label, texts) in zip(source.header["settings"]["tasks"].items(), labels, strict=True):
-            kind = (kinds or {}).get(entry["task"], Member)
-            models = [model for model, about in source.header["models"].items() if spec in about.get("tasks", {})]
-            members = [
-                kind(source, model, method, by_spec.get((spec, model, method), []))
-                for model in models
-                for method in methods_of(source.header, source.rows)
-            ]
-            rows = [row for one in members for row in one.rows]
-            if not rows:
-                continue
-            members = [one for one in members if one.rows or one is members[0]]  # the first is the baseline
-            title = spec if labels.count((label, texts)) > 1 else label
-            # rows of a curve hold what any of its versions judged it by
-            score = entry["quality"]["score"] if entry["task"] != "curve" else ""
-            key = entry["task"], title, texts, rows[0].version, entry["unit"], score
-            read, known = _texts(members), found.setdefault(key[:2] + key[3:] if entry["task"] in LABELS else key, [])
-            for other, group in known:
-                if read.is_same(other) and group.members[0].source is not source:
+        for key, read, group in _tasks(source, kinds or {}):
+            known = alike.setdefault(key, [])
+            for other, same in known:
+                if read.is_same(other) and same.members[0].source is not source:
                     other.hashes.update(read.hashes)
+                    same.members.extend(group.members)
                     break
             else:
-                known.append((read, group := Group(entry["task"], spec, title, rows[0].version, entry, [])))
-            group.members.extend(members)
-    every = [one for some in found.values() for one in some]
-    titles = [group.title for _, group in every]
-    wholes = [_whole(group) if titles.count(group.title) > 1 else group.title for _, group in every]
-    groups = []
-    for (read, group), whole in zip(every, wholes, strict=True):
-        alike = [other for (_, other), title in zip(every, wholes, strict=True) if title == whole]
-        title = whole + (version_label(group.version) if len({one.version for one in alike}) > 1 else "")
-        if [one.version for one in alike].count(group.version) > 1:
-            title += f" ({', '.join(str(one) for some in read.hashes.values() for one in some if one)})"
-        groups.append(replace(group, title=title, entry=_comparable(group), members=_named(group.members, title)))
-    return groups
+                known.append((read, group))
+    return _titled([one for some in alike.values() for one in some])
 
 
 def _comparable(group: Group) -> Mapping[str, Any]:
@@ -280,6 +253,45 @@ def _texts(members: Sequence[Member]) -> _Texts:
         tokenizer: some for tokenizer, settings in read if tokenizer and any(some := tuple(map(settings.get, HASHES)))
     }
     return _Texts(_names(read[0][1]), hashes)
+
+
+def _tasks(source: Source, kinds: Mapping[str, type[Member]]) -> Iterator[tuple[tuple[Any, ...], _Texts, Group]]:
+    """Yield each measured task of a run: a key that is the same for comparable tasks of other runs, unless their texts
+    differ; its texts; and its group."""
+    by_spec, tasks = rows_of(source.header, source.rows), source.header["settings"]["tasks"]
+    labels = {spec: _label(entry, spec, by_spec) for spec, entry in tasks.items()}
+    for spec, entry in tasks.items():
+        task, kind = entry["task"], kinds.get(entry["task"], Member)
+        members = [
+            kind(source, model, method, by_spec.get((spec, model, method), []))
+            for model, about in source.header["models"].items()
+            if spec in about.get("tasks", {})
+            for method in methods_of(source.header, source.rows)
+        ]
+        members = [one for one in members if one.rows or one is members[0]]  # the first is the baseline
+        if (row := next((row for one in members for row in one.rows), None)) is None:
+            continue
+        label, texts = labels[spec]
+        title = spec if [*labels.values()].count(labels[spec]) > 1 else label
+        texts = "" if task in LABELS else texts  # paths, which can differ where the texts are the same
+        # rows of a curve hold what any of its versions judged it by
+        score = "" if task == "curve" else entry["quality"]["score"]
+        key = task, title, texts, row.version, entry["unit"], score
+        yield key, _texts(members), Group(task, spec, title, row.version, entry, members)
+
+
+def _titled(found: Sequence[tuple[_Texts, Group]]) -> list[Group]:
+    """Return groups with titles that distinguish them: by whole paths, versions or hashes of texts where needed."""
+    titles = [group.title for _, group in found]
+    wholes = [_whole(group) if titles.count(group.title) > 1 else group.title for _, group in found]
+    groups = []
+    for (read, group), whole in zip(found, wholes, strict=True):
+        alike = [other for (_, other), title in zip(found, wholes, strict=True) if title == whole]
+        title = whole + (version_label(group.version) if len({one.version for one in alike}) > 1 else "")
+        if [one.version for one in alike].count(group.version) > 1:
+            title += f" ({', '.join(str(one) for some in read.hashes.values() for one in some if one)})"
+        groups.append(replace(group, title=title, entry=_comparable(group), members=_named(group.members, title)))
+    return groups
 
 
 def _names(settings: Mapping[str, Any]) -> tuple[str | None, ...]:
