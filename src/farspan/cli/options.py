@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from farspan.cli.messages import ROWS_KEPT, one_line_errors
+from farspan.methods import check_names
 
 if TYPE_CHECKING:
     from farspan.measuring.loader import Load
@@ -26,18 +27,6 @@ def checked(check: Callable[[str], None]) -> Callable[[Any], Any]:
         return given
 
     return callback
-
-
-def known_task(text: str) -> None:
-    from farspan.tasks import check_name
-
-    check_name(text)
-
-
-def _known_methods(text: str) -> None:
-    from farspan.methods import check_names
-
-    check_names(text)
 
 
 def _known_text(name: str) -> None:
@@ -74,7 +63,7 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any
 
 
 def of_method(help: str) -> Any:
-    return option(MODEL, help, metavar="METHOD", callback=checked(_known_methods))
+    return option(MODEL, help, metavar="METHOD", callback=checked(check_names))
 
 
 def of_text(help: str) -> Any:

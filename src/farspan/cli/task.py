@@ -15,9 +15,9 @@ from farspan.cli.options import (
     Running,
     TextOptions,
     checked,
-    known_task,
     option,
 )
+from farspan.tasks import check_name
 
 
 def task(
@@ -26,7 +26,7 @@ def task(
         typer.Argument(
             metavar="TASK",
             help="A task with its settings, such as qa:data=nq.jsonl,shots=2.",
-            callback=checked(known_task),
+            callback=checked(check_name),
         ),
     ],
     models: Models = None,
@@ -57,7 +57,7 @@ def compare(
             "A task with its settings; default perplexity. Repeatable.",
             "--task",
             metavar="TASK",
-            callback=checked(known_task),
+            callback=checked(check_name),
         ),
     ] = None,
     cost: Annotated[bool, option(TASK, "Also measure tokens per second and memory.")] = True,
