@@ -8,7 +8,6 @@ Only this package calls `from_pretrained` for models, encoders and tokenizers. S
 - An error is a ValueError of one line that names the model and the fix.
 """
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,14 +18,11 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
-from transformers.utils import cached_file, extract_commit_hash
-from transformers.utils import logging as transformers_logging
+from transformers.utils import cached_file, extract_commit_hash, logging
 
 from farspan.loading.errors import RefusedError, explained, one_line
 from farspan.loading.places import place_of
 from farspan.loading.refusals import check_config, check_windows, refuse_integers, refuse_pickles
-
-logger = logging.getLogger(__name__)
 
 LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
 # Models unknown to transformers: the fields of config.json that mark them, and the module that loads them. Its
@@ -155,11 +151,11 @@ def _kernel(config: PreTrainedConfig, wanted: str | None) -> dict[str, str]:
 @contextmanager
 def _transient_bars() -> Iterator[None]:
     """Remove transformers' progress bars from the terminal once they are complete."""
-    before = transformers_logging.set_tqdm_hook(lambda bar, given, named: bar(*given, **named | {"leave": False}))
+    before = logging.set_tqdm_hook(lambda bar, given, named: bar(*given, **named | {"leave": False}))
     try:
         yield
     finally:
-        transformers_logging.set_tqdm_hook(before)
+        logging.set_tqdm_hook(before)
 
 
 def load_weights(
