@@ -108,7 +108,7 @@ class Server:
     def two_ways(self) -> Answer:
         """Compare new tokens with log-probabilities of the prompt, which an engine computes in different shapes."""
         if self.lm.transport.name == "one_token":
-            return None, "", "", "the server is asked for new tokens only"
+            return None, "", "", "only new tokens are requested from the server"
         written, _ = self.lm.transport.generate(self.prefix, Sampling(SCORED))  # so that there are hits
         subject = Server(self.lm, self.prefix, [*written, *self.target])
         ours = subject.ask()

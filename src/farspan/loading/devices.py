@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 
 def own_dtype(name: str, config: Any, device: torch.device | None) -> torch.dtype | Literal["auto"]:
-    """Return the dtype for a model whose own is asked for: "auto", or float32 instead of a 16-bit dtype that the device
-    has no instructions for.
+    """Return the dtype for a model that should keep its own: "auto", or float32 instead of a 16-bit dtype that the
+    device has no instructions for.
 
     Args:
         name: of the model, for a warning.

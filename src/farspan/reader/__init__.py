@@ -244,8 +244,8 @@ def _evicting(work: Iterable[Work], eviction: Eviction) -> Iterator[Work]:
 
 
 def in_one_call(work: Iterable[Work]) -> Iterator[Work]:
-    """Yield the work of one example as readers that are not incremental are asked for it: each text is read from its
-    beginning in one call."""
+    """Yield the work of one example for a reader that is not incremental: each text is read from its beginning in one
+    call."""
     rows = 0  # of a text that has been read, and not yet scored
     for one in work:
         if one.num_scored and rows:

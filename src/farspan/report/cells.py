@@ -300,8 +300,8 @@ def whole_examples(places: Sequence[tuple[Example, float]], entry: Mapping[str, 
 
 
 def independent(scores: Iterable[tuple[Hashable, float]], entry: Mapping[str, Any]) -> np.ndarray:
-    """Return the scores that intervals and tests take as independent: the mean over the depths of an example if a task
-    asks for the same at each, such as slices of one text or one number, else all.
+    """Return the scores that intervals and tests take as independent: the mean over the depths of an example if these
+    have the same answer, such as one number, or slices of one text; else all.
 
     Args:
         scores: each with its example.

@@ -1,9 +1,9 @@
 """run.json in one form, whatever version of farspan wrote it.
 
 Each task of a run is an entry of `settings.tasks`: the task of its rows, the unit of its lengths, its quality (the
-score that measures it), details (further scores), and whether the same is asked for at each depth. `models.NAME.tasks`
-holds the settings that the rows of each task have under that model. Rows without a run and imported ones, which record
-no tasks, are given theirs.
+score that measures it), details (further scores), and whether all depths of an example have the same text or answer.
+`models.NAME.tasks` holds the settings that the rows of each task have under that model. Rows without a run and imported
+ones, which record no tasks, are given theirs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +121,8 @@ def rows_of(header: Mapping[str, Any], rows: Sequence[Row]) -> dict[tuple[str, s
 
 
 def same_at_depths(entry: Mapping[str, Any]) -> bool:
-    """Return whether a task of `settings.tasks` asks for the same text or answer at each depth of an example."""
+    """Return whether the questions of a task of `settings.tasks` have the same text or answer at all depths of an
+    example."""
     return bool(entry.get("same_at_depths", entry["task"] in SAME_AT_DEPTHS))
 
 

@@ -87,7 +87,7 @@ class Task(ABC):
     name: ClassVar[str]
     unit: ClassVar[str] = "tokens"  # of a length: tokens, passages or demonstrations
     details: ClassVar[tuple[str, ...]] = ()  # further scores that a table shows
-    same_at_depths: ClassVar[bool] = False  # the same text or answer is asked for at each depth of an example
+    same_at_depths: ClassVar[bool] = False  # the questions at all depths of an example have the same text or answer
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -153,7 +153,7 @@ class InputLogprobs:
         found, top = about.get("input_token_logprobs"), about.get("input_top_logprobs")
         wanted = len(prompt) - first
         if not isinstance(found, list) or not isinstance(top, list) or min(len(found), len(top)) < wanted:
-            raise ServerError(f"{self.client.base_url} gave fewer log-probabilities than the {wanted} asked for")
+            raise ServerError(f"{self.client.base_url} gave fewer log-probabilities than the {wanted} requested")
         expected = []
         pairs = zip(prompt[first:], found[len(found) - wanted :], top[len(top) - wanted :], strict=True)
         for position, (token, one, best) in enumerate(pairs, first):
@@ -222,7 +222,7 @@ class LlamaServer:
         answer = self._post(prompt, {"n_predict": 1, "temperature": 0.0, "n_probs": TOP})
         tokens, listed = answer.get("tokens"), _likeliest(answer)
         if not isinstance(tokens, list) or len(tokens) != 1:
-            raise ServerError(f"{self.client.base_url} returned {len(tokens or ())} new tokens, 1 was asked for")
+            raise ServerError(f"{self.client.base_url} returned {len(tokens or ())} new tokens, 1 was requested")
         ranked = {one["id"]: (_nats(one["logprob"]), i) for i, one in enumerate(listed)}
         nats, place = ranked.get(token, (math.inf, len(ranked)))
         # the server gives LEAST for probabilities too small for float32, which are not known, as those not listed
