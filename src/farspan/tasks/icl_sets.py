@@ -229,8 +229,8 @@ def own_question(text: str, label: str) -> str:
 
 def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tuple[Labelled, ...]:
     return tuple(
-        Labelled(_text(table, number, row[text]), _class(table, number, label, names, row[label]))
-        for number, row in enumerate(table.rows, 1)
+        Labelled(_text(where, row[text]), _class(where, label, table.names.get(label, names), names, row[label]))
+        for where, row in table.each
     )
 
 
@@ -263,33 +263,31 @@ def _names(tables: Sequence[Table], columns: Sequence[str]) -> list[str]:
             return table.names[column]
     words: set[str] = set()
     for table, column in zip(tables, columns, strict=True):
-        for number, row in enumerate(table.rows, 1):
-            word = row[column]
+        for place, row in table.each:
+            word, where = row[column], f"{place}, column {column!r}"
             if not isinstance(word, str) or not word.strip() or word.strip().lstrip("-").isdecimal():
                 raise ValueError(
-                    f"{table.name}, row {number}, column {column!r}: got {word!r:.60}, expected the name of a class in "
-                    "words. Numbers are read only from parquet files that hold their names, as the hub's do"
+                    f"{where}: got {word!r:.60}, expected the name of a class in words. Numbers are read only from "
+                    "parquet files that hold their names, as the hub's do"
                 )
-            words.add(text_of(word, f"{table.name}, row {number}, column {column!r}"))
+            words.add(text_of(word, where))
     return sorted(words)
 
 
-def _text(table: Table, number: int, value: Any) -> str:
-    text = text_of(value, f"{table.name}, row {number}").strip()
+def _text(where: str, value: Any) -> str:
+    text = text_of(value, where).strip()
     if not text:
-        raise ValueError(f"{table.name}, row {number}: got {value!r:.60}, expected text")
+        raise ValueError(f"{where}: got {value!r:.60}, expected text")
     return text
 
 
-def _class(table: Table, row: int, column: str, names: Sequence[str], value: Any) -> int:
-    """Return the index of a class given by its name or number; a number indexes the data's own names, if it has any."""
-    own = table.names.get(column, names)
+def _class(where: str, column: str, own: Sequence[str], names: Sequence[str], value: Any) -> int:
+    """Return the index of a class among `names`, given by its name or by its number among the data's `own` names."""
     number = str(value).isdecimal() and int(value) < len(own)
     name = own[int(value)] if number and value not in names else value
     if name not in names:
         few = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ValueError(
-            f"{table.name}, row {row}, column {column!r}: got class {name!r:.60}, "
-            f"expected 0 to {len(names) - 1}, or {few}"
+            f"{where}, column {column!r}: got class {name!r:.60}, expected 0 to {len(names) - 1}, or {few}"
         )
     return names.index(name)

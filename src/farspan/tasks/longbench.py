@@ -240,14 +240,13 @@ def load_items(name: str, data: str) -> list[Item]:
     classes, id_ = table.column("all_classes"), table.column("_id")
     before, _, after = SETS[name].prompt.partition("{context}")
     items = []
-    for number, row in enumerate(table.rows, 1):
-        where = f"{table.name}, row {number}, column"
+    for where, row in table.each:
         of = str(row.get("dataset", name)).removesuffix("_e")
         if of != name:
             raise ValueError(f"{table.name} holds rows of {of!r}, not of {name!r}: give the file of that set")
-        rest = after.replace("{input}", text_of(row[question], f"{where} {question!r}"))
-        document = text_of(row[context], f"{where} {context!r}")
-        references = texts_of(row[answers], f"{where} {answers!r}")
-        named = texts_of(row[classes] or [], f"{where} {classes!r}")
+        rest = after.replace("{input}", text_of(row[question], f"{where}, column {question!r}"))
+        document = text_of(row[context], f"{where}, column {context!r}")
+        references = texts_of(row[answers], f"{where}, column {answers!r}")
+        named = texts_of(row[classes] or [], f"{where}, column {classes!r}")
         items.append(Item(str(row[id_]), before, document, rest, tuple(references), tuple(named)))
     return items

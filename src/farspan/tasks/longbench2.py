@@ -27,7 +27,7 @@ from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Documen
 from farspan.tasks.icl import nats_of_options
 from farspan.tasks.prompts import following
 from farspan.tasks.values import text_of
-from farspan.text.tables import Table, hub_table, read_table
+from farspan.text.tables import hub_table, read_table
 
 ASK = ("likelihood", "generated")
 LETTERS = ("A", "B", "C", "D")
@@ -137,8 +137,8 @@ def load_items(data: str | None, difficulty: str | None, size: str | None, *, be
     for name in COLUMNS:
         table.column(name)
     items = [
-        _item(table, number, row, begun)
-        for number, row in enumerate(table.rows, 1)
+        _item(place, row, begun)
+        for place, row in table.each
         if difficulty in (None, row["difficulty"]) and size in (None, row["length"])
     ]
     if not items:
@@ -147,16 +147,15 @@ def load_items(data: str | None, difficulty: str | None, size: str | None, *, be
     return items
 
 
-def _item(table: Table, number: int, row: dict[str, Any], begun: bool) -> Item:
+def _item(place: str, row: dict[str, Any], begun: bool) -> Item:
     def text(name: str) -> str:
-        where = f"{table.name}, row {number}, column {name!r}"
+        where = f"{place}, column {name!r}"
         if not (value := text_of(row[name], where).strip()):
             raise ValueError(f"{where}: got an empty text, expected one that is not")
         return value
 
     if (answer := text("answer")) not in LETTERS:
-        where = f"{table.name}, row {number}, column 'answer'"
-        raise ValueError(f"{where}: got {answer!r:.60}, expected one of {', '.join(LETTERS)}")
+        raise ValueError(f"{place}, column 'answer': got {answer!r:.60}, expected one of {', '.join(LETTERS)}")
     choices = {letter: text(f"choice_{letter}") for letter in LETTERS}
     after = AFTER.format(question=text("question"), **choices) + (f"\n\n{BEGUN}" if begun else "")
     about = {"domain": "domain", "sub_domain": "sub_domain", "difficulty": "difficulty", "size": "length"}

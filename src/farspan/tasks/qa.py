@@ -271,8 +271,7 @@ def read_questions(data: str) -> tuple[tuple[Question, ...], int]:
     """
     table = read_table(data)
     column, references, found = table.column("question"), table.column(*ANSWERS), []
-    for number, values in enumerate(table.rows, 1):
-        where = f"{table.name}, row {number}"
+    for where, values in table.each:
         question = "" if values[column] is None else text_of(values[column], f"{where}, column {column!r}").strip()
         answers = _answers(values[references], f"{where}, column {references!r}")
         if question and answers:

@@ -183,9 +183,9 @@ def _scrolls(name: str, of: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from SCROLLS: question, empty line and document in "input"; a row for each reference, in "output"."""
     id_, input_, output = table.column("id"), table.column("input"), table.column("output")
     rows: dict[str, list[tuple[str, str]]] = {}  # by example: its input, and a reference
-    for number, row in enumerate(table.rows, 1):
-        where = f"{table.name}, row {number}, column"
-        one = text_of(row[input_], f"{where} {input_!r}"), text_of(row[output] or "", f"{where} {output!r}")
+    for where, row in table.each:
+        text = text_of(row[input_], f"{where}, column {input_!r}")
+        one = text, text_of(row[output] or "", f"{where}, column {output!r}")
         rows.setdefault(str(row[id_]), []).append(one)
     for key, same in rows.items():
         text, references = same[0][0], [reference for _, reference in same]
@@ -220,23 +220,21 @@ def _choice(of: ScrollsSet, key: str, text: str, references: Sequence[str]) -> I
 def _narrativeqa(of: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from the set's own form: document.text, question.text, answers with a text each."""
     document, question, answers = table.column("document"), table.column("question"), table.column("answers")
-    for number, row in enumerate(table.rows):
-        where = f"{table.name}, row {number + 1}, column"
-        texts = {
-            column: text_of(inside(row[column], f"{where} {column!r}", "text"), f"{where} {column!r}")
-            for column in (document, question)
-        }
-        each = rows_of(row[answers], f"{where} {answers!r}")
-        references = texts_of([inside(one, f"{where} {answers!r}", "text") for one in each], f"{where} {answers!r}")
+    for number, (place, row) in enumerate(table.each):
+        texts = {}
+        for column in (document, question):
+            where = f"{place}, column {column!r}"
+            texts[column] = text_of(inside(row[column], where, "text"), where)
+        where = f"{place}, column {answers!r}"
+        references = texts_of([inside(one, where, "text") for one in rows_of(row[answers], where)], where)
         yield _item(of, f"row {number}", texts[document], texts[question], references)
 
 
 def _govreport(of: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from the form of ccdv/govreport-summarization."""
     report, summary = table.column("report"), table.column("summary")
-    for number, row in enumerate(table.rows):
-        where = f"{table.name}, row {number + 1}, column"
-        texts = [text_of(row[column] or "", f"{where} {column!r}") for column in (report, summary)]
+    for number, (where, row) in enumerate(table.each):
+        texts = [text_of(row[column] or "", f"{where}, column {column!r}") for column in (report, summary)]
         yield _item(of, f"row {number}", texts[0], "", [texts[1]])
 
 
@@ -244,12 +242,12 @@ def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from the form of Yale-LILY/QMSum: a meeting per row, with general and specific queries."""
     meeting = table.column("meeting_transcripts")
     kinds = table.column("general_query_list"), table.column("specific_query_list")
-    for number, row in enumerate(table.rows):
-        where = f"{table.name}, row {number + 1}, column {meeting!r}"
+    for number, (place, row) in enumerate(table.each):
+        where = f"{place}, column {meeting!r}"
         turns = rows_of(row[meeting], where)
         transcript = "\n".join(f"{_field(one, 'speaker', where)}: {_field(one, 'content', where)}" for one in turns)
         for kind in kinds:
-            where = f"{table.name}, row {number + 1}, column {kind!r}"
+            where = f"{place}, column {kind!r}"
             for index, query in enumerate(rows_of(row[kind], where)):
                 name = f"meeting {number}, {kind.partition('_')[0]} query {index}"
                 yield _item(of, name, transcript, _field(query, "query", where), [_field(query, "answer", where)])

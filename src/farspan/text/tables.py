@@ -1,7 +1,7 @@
 """Whole tables with named columns, from files (see `farspan.text.formats`), folders and the hub."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,11 @@ class Table:
         if not self.rows:
             raise ValueError(f"{self.name} holds no rows. Give a file with rows")
 
+    @property
+    def each(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the place of each row, for errors, and the row."""
+        yield from ((f"{self.name}, row {number}", row) for number, row in enumerate(self.rows, 1))
+
     def column(self, *wanted: str) -> str:
         """Return the first of these columns that the table has.
 
@@ -34,9 +39,9 @@ class Table:
         name = next((name for name in wanted if name in there), None)
         if name is None:
             raise ValueError(f"{self.name} has no column {' or '.join(map(repr, wanted))}; it has {there}")
-        for number, row in enumerate(self.rows, 1):
+        for where, row in self.each:
             if name not in row:
-                raise ValueError(f"{self.name}, row {number} has no {name!r}; it has {list(row)}")
+                raise ValueError(f"{where} has no {name!r}; it has {list(row)}")
         return name
 
 
