@@ -5,7 +5,7 @@ a set's own names are not words; otherwise class names are those of the set's la
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,6 @@ class IclSet:
     encoding: str = "utf-8"  # of these
 
 
-TREC_LINES = (("raw_TREC.train", "train_5500.label"), ("raw_TREC.test", "TREC_10.label"))
 TREC: dict[str, dict[str, str]] = {  # class -> subclass -> its option
     "ABBR": {"": "abbreviation", "abb": "abbreviation", "exp": "expansion"},
     "ENTY": {
@@ -72,6 +71,13 @@ TREC: dict[str, dict[str, str]] = {  # class -> subclass -> its option
 TREC_FINE = {
     f"{coarse}:{fine}": f"{what['']} {name}" for coarse, what in TREC.items() for fine, name in what.items() if fine
 }
+OF_TREC = IclSet(
+    hub="CogComp/trec",
+    converted=True,
+    question="Question: {}\nType:",
+    lines=(("raw_TREC.train", "train_5500.label"), ("raw_TREC.test", "TREC_10.label")),
+    encoding="iso-8859-1",
+)
 
 SETS = {
     "sst2": IclSet(
@@ -102,25 +108,17 @@ SETS = {
         names=("very negative", "negative", "neutral", "positive", "very positive"),
         options=("terrible", "bad", "okay", "good", "great"),
     ),
-    "trec_coarse": IclSet(
-        hub="CogComp/trec",
-        converted=True,
-        question="Question: {}\nType:",
+    "trec_coarse": replace(
+        OF_TREC,
         label=("coarse_label",),
         names=tuple(TREC),
         options=tuple(what[""] for what in TREC.values()),
-        lines=TREC_LINES,
-        encoding="iso-8859-1",
     ),
-    "trec_fine": IclSet(
-        hub="CogComp/trec",
-        converted=True,
-        question="Question: {}\nType:",
+    "trec_fine": replace(
+        OF_TREC,
         label=("fine_label",),
         names=tuple(TREC_FINE),
         options=tuple(TREC_FINE.values()),
-        lines=TREC_LINES,
-        encoding="iso-8859-1",
     ),
     "dbpedia": IclSet(
         hub="fancyzhx/dbpedia_14",
