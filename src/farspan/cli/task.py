@@ -18,6 +18,7 @@ from farspan.cli.options import (
     option,
 )
 from farspan.tasks import check_name
+from farspan.tasks import task as parsed
 
 
 def task(
@@ -80,6 +81,4 @@ def compare(
 
 def _settings(sampling: TextOptions, tasks: list[str]) -> dict[str, Any]:
     """Return the settings of `TextOptions`; a length may be 0 if no task counts tokens."""
-    from farspan.tasks import task as parsed
-
     return sampling.settings(zero=all(parsed(one).unit != "tokens" for one in tasks), auto=None)

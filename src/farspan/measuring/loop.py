@@ -79,9 +79,6 @@ class Ledger:
 
         return tuple(length for length in example.lengths if length <= self._end and lacks(length))
 
-    def any_missing(self) -> bool:
-        return any(self.missing(example) for example in self.examples)
-
     def leave_out(self, beyond: int) -> None:
         """Leave out lengths beyond this one."""
         self._end = min(self._end, beyond)
@@ -184,7 +181,7 @@ def measure_cell(
                 ledger.fail(example, length, "too_long", f"needs {tokens:,} tokens, {lm.limit}")
     if longest is not None:
         ledger.leave_out(longest())
-    if not ledger.any_missing():
+    if not any(map(ledger.missing, ledger.examples)):
         return ledger.rows
     with method.on(lm) as reader:
         fitting = within_positions(bound, lm, ledger.examples)
