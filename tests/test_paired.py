@@ -572,6 +572,19 @@ def test_a_crossing_beyond_the_lengths_measured_bounds_the_difference() -> None:
     assert (sign_open.censored, sign_open.p) == (("b",), None)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_length_that_may_be_beyond_its_curve_is_not_smaller_beyond_chance(swapped: bool) -> None:
+    # the shorter curve ends at 200, just below half; in some resamples it does not fall to half by then
+    long = curve([[1, 1, 0.9 + change, 0.1] for change in (-0.02, 0.0, 0.01, 0.02)], 0.0, (100, 200, 400, 800))
+    short = curve([[0.9, copy] for copy in (0.25, 0.45, 0.55, 0.7)], 0.0, (100, 200))
+    beyond = stats.headlines_sampled(short, stats.multipliers(4, 2000, 0))["half_life"][1].mean()
+    assert beyond > 0.2
+    found = of(stats.differences(*((short, long) if swapped else (long, short))), "half_life")
+    assert sorted(found.values) == [pytest.approx(199, abs=3), pytest.approx(600, abs=15)]
+    assert (found.low if swapped else found.high) is None
+    assert found.p == pytest.approx(2 * beyond)
+
+
 def test_runs_that_share_no_target_are_refused_with_what_each_has() -> None:
     other = run(5000, targets=[f"u{i}" for i in range(6)])
     with pytest.raises(ValueError, match=r"old and new share no target.*old has 6 targets \(t0.*new has 6.*\(u0"):

@@ -425,6 +425,14 @@ def test_the_memory_index_of_a_length_without_a_whole_repeat_has_no_spread() -> 
     assert np.isfinite(found).sum(0).tolist() == [2, 1, 2, 2]
 
 
+def test_a_span_below_minus_the_longest_length_is_within_its_interval() -> None:
+    # copies that are predicted much worse than they are guessed: an index of (0.6 - 0.9) / (1 - 0.9)
+    found = summary(np.array([[0.6, 0.6], [0.58, 0.6], [0.62, 0.61]]), 0.9, 50, lengths=(100, 200))
+    assert found.span.value == pytest.approx(-600, abs=5)
+    assert found.span.low < found.span.value < found.span.high < -500
+    assert found.gap_area.low >= -200
+
+
 def test_the_interval_of_a_span_is_wider_where_some_lengths_have_few_texts() -> None:
     rng, held, trials = np.random.default_rng(0), 0, 100
     for _ in range(trials):

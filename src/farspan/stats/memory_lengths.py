@@ -199,8 +199,8 @@ def by_chance(
     all repeats have.
 
     Ends are cut to the values that are possible, which keeps the coverage: crossings to 0 and the last length, areas to
-    the last length. The lower end of an area is not cut to 0: the area itself is below 0 where a copy is predicted
-    worse than it is guessed.
+    the last length, and that of the gap to minus the last length. The lower end of an area is not cut to 0: the area
+    itself is below 0 where a copy is predicted worse than it is guessed.
     """
     if whole_repeats(curve) < 2 or not bootstraps:
         return {}
@@ -220,8 +220,9 @@ def by_chance(
             low, high = low - (name == "fine") * unseen[name], high + (name != "fine") * unseen[name]
         if high > curve.lengths[-1]:  # an area can be no larger than recalling everything
             high, over = float(curve.lengths[-1]), over or name in CROSSINGS
-        # nor smaller than minus the longest length
-        found[name] = max(0.0 if name in CROSSINGS else -float(curve.lengths[-1]), low), high, over
+        # the gap is at least -1; the memory index has no least value
+        least = 0.0 if name in CROSSINGS else -float(curve.lengths[-1]) if name == "gap_area" else -np.inf
+        found[name] = max(least, low), high, over
     return found
 
 

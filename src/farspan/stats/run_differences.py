@@ -21,7 +21,8 @@ class Difference:
     """A number of the second curve minus the first's, with its 95 % interval.
 
     The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
-    curves. p is that of the two-sided t test with this s: below 0.05 if the interval excludes 0. A crossing below the
+    curves. p is that of the two-sided t test with this s, but at least twice the share of resamples in which the
+    smaller crossing is beyond the lengths measured: below 0.05 only if the interval excludes 0. A crossing below the
     shortest length judged may be anywhere below it: the interval covers all these values, and p is the largest of them.
 
     Lengths that only one curve measured can make a difference by interpolation alone, and below the first length an
@@ -214,10 +215,11 @@ def _differences(
         half = float(stdtrit(freedom, 0.975)) * error
         # a crossing beyond the lengths measured may be at any longer one; the span ends at a known length
         censored = [name != "span" and is_censored for _, is_censored in found]
-        is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
-        if same and not any(censored):
-            is_open = [False, False]
+        shares = [0.0 if name == "span" else float(np.mean(beyond)) for _, beyond in sampled]
+        is_open = [share > 0.025 and (not same or any(censored)) for share in shares]
         sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0) or all(unknown)
+        # in these resamples the smaller length may be the larger one, and s holds the end of its curve instead
+        p = max(two_sided(least, error, freedom, int(fewest)), min(1.0, 2 * shares[int(value < 0)]))
         result.append(
             Difference(
                 name,
@@ -226,7 +228,7 @@ def _differences(
                 value,
                 None if is_open[0] else value - half - unknown[0],
                 None if is_open[1] else value + half + unknown[1],
-                None if sign_unknown or fewest < LEAST_PAIRS else two_sided(least, error, freedom, int(fewest)),
+                None if sign_unknown or fewest < LEAST_PAIRS else p,
                 pairs,
                 tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
                 error,
