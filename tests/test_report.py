@@ -24,6 +24,7 @@ from farspan.report.cells import failures as reasons
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import CurveReport, draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
+from farspan.report.example import examples
 from farspan.report.export import numbers, ranged
 from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, pareto_front, shape
 from farspan.report.figures import cost_figure, group_figure
@@ -736,3 +737,16 @@ def test_the_picture_of_recall_names_the_texts(tmp_path: Path) -> None:
     CurveReport(groups_of_rows(measured, "curve", CurveMember, MODELS), tmp_path).draw()
     drawn = (tmp_path / "recall.svg").read_text()
     assert re.findall("<!-- (.*) -->", drawn)[-5:] == ["books", "code", "copy", "control", "memory index"]
+
+
+@pytest.mark.parametrize("depths", [(1.0, 0.0), (0.5,)])
+def test_an_example_has_the_answer_at_its_own_depth(depths: tuple[float, ...], tmp_path: Path) -> None:
+    parts = [["read", ["hay"]], ["asked", [" The number is", " 7"]]]
+    shown = {"model": "tiny", "what": "needle", "task": "needle", "settings": {}, "length": 100, "repeat": 0}
+    (tmp_path / "examples.jsonl").write_text(json.dumps(shown | {"parts": parts, "scored": 1}) + "\n")
+    found = [
+        Row("tiny", "full", "needle", 1, {}, 100, 0, 0, "one", depth=depth, scores={"prediction": f"at {depth}"})
+        for depth in depths  # the example is at the first of them
+    ]
+    (example,) = examples(Source("run", tmp_path, {}, found))
+    assert (example.method, example.answer) == ("full", f"at {depths[0]}")

@@ -85,11 +85,12 @@ def _example(source: Source, values: Mapping[str, Any]) -> ShownExample:
 
 
 def _rows(source: Source, values: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of an example's model, task, length and depth, under the first method that has any."""
-    place = values["model"], values["length"], 0.0
+    """Return the rows of an example's model, task and length at its depth, the first that is measured, under the first
+    method that has any."""
     measurement = measurement_of(values["task"], values["settings"])
-    rows = [row for row in source.rows if (row.model, row.length, row.depth) == place]
-    rows = [row for row in rows if row.measurement == measurement and row.status in ("ok", *ABSENT)]
+    rows = [row for row in source.rows if (row.model, row.length) == (values["model"], values["length"])]
+    rows = [row for row in rows if row.measurement == measurement and row.status not in ("refused", "budget")]
+    rows = [row for row in rows if row.depth == rows[0].depth and row.status in ("ok", *ABSENT)]
     return [row for row in rows if row.method == rows[0].method]
 
 
