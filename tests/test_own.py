@@ -170,6 +170,16 @@ def test_a_paraphrased_question_shares_only_the_word_with_the_line_and_offers_al
     assert questions == {one.format(word="") for one in PARAPHRASES}
 
 
+def test_the_length_suggested_for_a_short_text_fits_it(text: str, lm: LM) -> None:
+    asked = own(text, lm)
+    with pytest.raises(ValueError, match="a smaller longest length") as error:
+        asked.examples(lm, (LENGTHS[0], 100_000), 2, 0)
+    longest = int(re.search("at most ([0-9,]+) here", str(error.value))[1].replace(",", ""))
+    assert len(asked.examples(lm, (LENGTHS[0], longest), 2, 0)) == 2
+    with pytest.raises(ValueError, match="a smaller longest length"):
+        asked.examples(lm, (LENGTHS[0], longest + 1), 2, 0)
+
+
 def test_few_examples_are_the_first_of_many(text: str, lm: LM) -> None:
     few, many = (own(text, lm).examples(lm, LENGTHS, repeats, 0) for repeats in (2, 5))
     assert [one.id for one in few] == [one.id for one in many[:2]]

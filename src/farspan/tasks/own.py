@@ -167,7 +167,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         facts = min(FACTS, lengths[0])
         examples: list[Example[Hidden]] = []
         unfit = UnfitError()
-        for tokens in self.text.every_window(lengths[-1] + facts, repeats, seed):
+        for tokens in self.text.every_window(lengths[-1] + facts, repeats, seed, facts):
             try:
                 examples.append(self._example(lm, tokens[:-facts], tokens[-facts:], len(examples), lengths, seed))
             except UnfitError as error:

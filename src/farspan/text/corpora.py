@@ -97,16 +97,19 @@ class Corpus:
         first = self._first_places(length, count, seed)
         return [self._window(length, seed, number, place) for number, place in enumerate(first)]
 
-    def every_window(self, length: int, least: int, seed: int) -> Iterator[Int[np.ndarray, "length"]]:
+    def every_window(self, length: int, least: int, seed: int, beside: int = 0) -> Iterator[Int[np.ndarray, "length"]]:
         """Yield windows of `length` tokens that do not overlap, from as many different documents as possible.
 
         If fewer than `least` windows fit inside documents, all documents are read as one text; otherwise window i does
         not depend on `least`. The windows of a shuffled text have their tokens in random order.
 
+        Args:
+            beside: tokens of each window that a task reads beside its length, for the length that an error suggests.
+
         Raises:
             ValueError: the text holds fewer than `least` windows.
         """
-        for number, place in enumerate(self._places(length, least, seed)):
+        for number, place in enumerate(self._places(length, least, seed, beside)):
             yield self._window(length, seed, number, place)
 
     def _window(self, length: int, seed: int, number: int, place: int) -> Int[np.ndarray, "length"]:
@@ -136,7 +139,7 @@ class Corpus:
             self._first[key] = list(islice(self._places(length, count, seed), count))
         return self._first[key]
 
-    def _places(self, length: int, least: int, seed: int) -> Iterator[int]:
+    def _places(self, length: int, least: int, seed: int, beside: int = 0) -> Iterator[int]:
         """Yield where the windows of `every_window` begin."""
         rng = np.random.default_rng([seed, length])
         sizes = np.diff(self.starts)
@@ -145,8 +148,8 @@ class Corpus:
             sizes, starts = sizes.sum(keepdims=True), starts[:1]
         per_document = sizes // length
         if (there := int(per_document.sum())) < least:
-            most = int(sizes.sum()) // least
-            shorter = f", a smaller longest length (at most {most:,} here)" if most else ""
+            most = int(sizes.sum()) // least - beside
+            shorter = f", a smaller longest length (at most {most:,} here)" if most > 0 else ""
             fewer = " or fewer repeats" if there else ""
             windows = "1 window" if there == 1 else f"{there} windows"
             raise ValueError(
