@@ -188,7 +188,10 @@ def test_activations_are_computed_again_where_they_are_not_kept(
     trained_computing_again(train, settings, weights)
 
 
-def test_queries_of_rows_of_two_lengths_are_scaled_again_by_their_own_positions(settings: Make) -> None:
+def test_queries_of_rows_of_two_lengths_are_scaled_again_by_their_own_positions(
+    settings: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    saved(tmp_path / "model", tokenizer, tiny_model(max_position_embeddings=32))  # beyond which queries are scaled
     found = []
     for again in ("false", "true"):
         how = "smt.draw=full", "model.temperature=learned", f"trainer.activation_checkpointing={again}"
@@ -271,7 +274,8 @@ def test_where_sliding_layers_have_a_rope_of_their_own_only_that_of_the_others_i
 
 
 def test_a_model_trained_with_temperature_computes_what_the_method_reads(settings: Make) -> None:
-    scaled_lm, plain_lm = (opened(settings("a", f"model.temperature={on}")) for on in ("true", "false"))
+    longer = "lengths.target=1024"
+    scaled_lm, plain_lm = (opened(settings("a", f"model.temperature={on}", longer)) for on in ("true", "false"))
     ids = torch.arange(3, 700)[None] % plain_lm.vocabulary
     with torch.no_grad():
         expected = scaled_lm.model(ids).logits
@@ -282,6 +286,12 @@ def test_a_model_trained_with_temperature_computes_what_the_method_reads(setting
     targets = -torch.log_softmax(expected[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
     torch.testing.assert_close(torch.as_tensor(found[0]), targets, atol=1e-4, rtol=0)
     assert (expected - without)[:, :512].abs().max() < 1e-5 < (expected - without)[:, 600:].abs().max()
+
+
+@pytest.mark.parametrize("on", ["true", "learned"])
+def test_log_n_scaling_without_effect_is_refused(settings: Make, on: str) -> None:
+    with pytest.raises(ValueError, match=r"model\.temperature has no effect up to the trained length of 512 tokens"):
+        opened(settings("a", f"model.temperature={on}", "lengths.target=512"))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_neox", "opt", "hunyuan"])

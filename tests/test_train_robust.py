@@ -1084,7 +1084,8 @@ def test_a_saved_config_keeps_a_longer_context_and_the_cache(settings: Make, tmp
 
 
 def test_exponents_that_are_to_be_learned_are_trained(settings: Make) -> None:
-    some = "model.temperature=learned", "trained.what=patterns"
+    longer = "lengths={target=600, mode='fixed'}", "data.short=use"
+    some = *longer, "model.temperature=learned", "trained.what=patterns"
     with pytest.raises(ValueError, match=r'trained\.patterns leaves out: add "\*log_n_scales"'):
         train("smt", settings("smt", *some, "trained.patterns=['*k_proj*']"))
 

@@ -207,6 +207,11 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
         raise ValueError(
             'model.temperature does not scale what LoRA adds to queries: leave it out, or give trained.what = "qk"'
         )
+    if chosen.temperature and settings.lengths.target <= trained:
+        raise ValueError(
+            f"model.temperature has no effect up to the trained length of {trained:,} tokens: leave it out, or give "
+            "lengths.target above it"
+        )
     if chosen.temperature:
         check_scaling(lm)
         scale_queries(lm.model, trained, learned=chosen.temperature == "learned")
