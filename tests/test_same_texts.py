@@ -268,11 +268,13 @@ def test_windows_over_several_documents_are_reported_from_a_tenth_on(
 
 
 @pytest.mark.parametrize("task", [*TASKS, "passkey:depths=2", "cost"])
-def test_more_repeats_keep_the_examples_before(task: str, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_more_repeats_and_lengths_keep_the_examples_before(task: str, tokenizer: PreTrainedTokenizerFast) -> None:
     lm = model(tokenizer, "one", 1024)
     (one,) = setups([lm], task, (512, 700), TEXT if task in TASKS else "builtin")
     few, more = (replace(one, repeats=count).examples(lm, 0) for count in (4, 8))
+    longer = replace(one, repeats=4, lengths=(512, 600, 700)).examples(lm, 0)
     assert [example.id for example in few] == [example.id for example in more[:4]]
+    assert [example.id for example in few] == [example.id for example in longer]
     places = [(example.repeat, length, depth) for example in more for length in example.lengths
               for depth in example.depths]  # fmt: skip
     assert len(places) == len(set(places))  # of which a run keeps the last row
