@@ -654,6 +654,19 @@ def test_the_first_lines_name_the_rows_that_a_cut_run_lacks_and_the_command_that
     assert expected in last_line(done)["unfinished"]
 
 
+def test_a_run_of_several_commands_names_the_last_and_what_it_must_name(baseline: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(baseline, tmp_path / "run")
+    rows = (run / "rows.jsonl").read_text().splitlines(keepends=True)
+    (run / "rows.jsonl").write_text("".join(rows[:-3]))
+    header = json.loads((run / "run.json").read_text())
+    (session,) = header["sessions"]
+    commands = [["farspan", "curve", "demo", "--repeats", count, "--out", str(run)] for count in ("4", "8")]
+    header["sessions"] = [session | {"command": command} for command in commands]
+    (run / "run.json").write_text(json.dumps(header))
+    said = f"`farspan curve demo --repeats 8 --out {run}` measures them, if it names all models and methods of the run"
+    assert said in unfinished(read_run(run))
+
+
 @pytest.mark.parametrize(
     ("command", "folder", "continues"),
     [

@@ -248,27 +248,29 @@ def test_other_settings_are_refused_with_both_values_and_the_run_is_left_as_it_w
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "lengths", "grows"),
+    ("before", "now", "lengths", "last", "grows"),
     [
-        (4, 8, [8], True),
-        (8, 4, [8], False),
-        (None, 11, [8], True),  # 10 without a number
-        (None, 9, [8], False),
-        (4, None, [8], True),
-        (4, 8, "auto", False),
-        (4, 8, None, False),
+        (4, 8, [8], 3, True),
+        (8, 4, [8], 4, False),
+        (8, 4, [8], 3, True),  # of a command that ended before it measured more
+        (None, 11, [8], 9, True),  # 10 without a number
+        (None, 9, [8], 9, False),
+        (4, None, [8], 3, True),
+        (11, None, [8], 10, False),
+        (4, 8, "auto", 3, False),
+        (4, 8, None, 3, False),
     ],
 )
 def test_a_run_with_given_lengths_takes_more_repeats(
-    before: int | None, now: int | None, lengths: Any, grows: bool, tmp_path: Path
+    before: int | None, now: int | None, lengths: Any, last: int, grows: bool, tmp_path: Path
 ) -> None:
     first, then = (SETTINGS | {"lengths": lengths, "repeats": count} for count in (before, now))
     with Run.open(tmp_path, first) as run:
-        run.append(row(0))
+        run.append(replace(row(last), length=8))
     other = pytest.raises(ValueError, match=f"repeats was {before}, now {now}")
     with other:
         Run.open(tmp_path, then)
-    with other:
+    with pytest.raises(ValueError, match="add others in one process, without --shard" if grows else "repeats was"):
         Run.open(tmp_path, then, (1, 2), may_grow=True)
     with nullcontext() if grows else other, Run.open(tmp_path, then, may_grow=True) as run:
         assert read_header(tmp_path)["settings"]["repeats"] == now
@@ -278,13 +280,15 @@ def test_a_run_with_given_lengths_takes_more_repeats(
 def test_a_run_takes_more_lengths_below_its_longest(tmp_path: Path) -> None:
     first = SETTINGS | {"lengths": [8, 16], "repeats": 4}
     with Run.open(tmp_path, first) as run:
-        run.append(row(0))
+        run.append(replace(row(0), length=8))
     for other in ([8, 16, 32], [16], [4, 8]):
         with pytest.raises(ValueError, match=r"lengths was \[8, 16\], now \["):
             Run.open(tmp_path, first | {"lengths": other}, may_grow=True)
     with Run.open(tmp_path, first | {"lengths": (4, 8, 12, 16), "repeats": 5}, may_grow=True):
         settings = read_header(tmp_path)["settings"]
     assert (settings["lengths"], settings["repeats"]) == ([4, 8, 12, 16], 5)
+    with Run.open(tmp_path, first, may_grow=True):  # nothing more was measured
+        assert read_header(tmp_path)["settings"]["lengths"] == [8, 16]
 
 
 def test_the_last_row_of_a_repeat_counts_though_its_example_changed(tmp_path: Path) -> None:

@@ -301,6 +301,9 @@ def test_a_run_continued_with_more_repeats_has_the_rows_of_one_run(
     assert len({row.example for row in grown} & {row.example for row in before}) == 3 - again
     assert about(read_run(folder).rows) == about(grown)
     assert unfinished(read_run(folder)) == ""
+    with refused("windows of 64; 600 are needed"):
+        measure(lm, out=folder, repeats=600, **how)
+    assert len(measure(lm, out=folder, repeats=6, **how).rows) == len(grown)  # which a refused command leaves possible
     with refused("repeats was 6, now 3"):
         measure(lm, out=folder, repeats=3, **how)
     how["lengths"] = (8, 16, 32, 64)

@@ -25,14 +25,20 @@ def continued(
     Args:
         divided: among shards, which must all name the same methods, lengths and repeats, since these decide which shard
             measures what.
-        may_grow: whether given lengths and repeats may be more than before. The longest length, on which the texts
-            depend, must be the same.
+        may_grow: whether given lengths and repeats may be others than before that contain those of all rows. The
+            longest length, on which the texts depend, must be the same.
 
     Raises:
         ValueError: other settings, other methods of a divided run, or a file of a method with rows has changed.
     """
-    if may_grow and not divided:
-        before = {**before, **_grown(before, as_read(now))}
+    if may_grow:
+        grown = {**before, **_grown(before, as_read(now), rows)}
+        if divided and grown != before:
+            raise ValueError(
+                f"{folder}: with --shard and --ray the lengths and repeats must be those of the run. Repeat these, or "
+                "add others in one process, without --shard and --ray"
+            )
+        before = grown
     refuse_differences(folder, "run", _by_name(before), _by_name(now))
     if before.get(LARGEST) != now.get(LARGEST):
         raise ValueError(
@@ -95,15 +101,17 @@ def refuse_differences(
         )
 
 
-def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lengths and repeats of now that contain those before; none of lengths that are not given, since these
-    depend on the repeats."""
+def _grown(before: Mapping[str, Any], now: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the lengths and repeats of now that contain all those of the rows; none of lengths that are not given,
+    since these depend on the repeats."""
     old, new = before["lengths"], now["lengths"]
     if not (isinstance(old, list) and isinstance(new, list)):
         return {}
-    grown = {"lengths": new} if {*old} <= {*new} and old[-1] == new[-1] else {}
-    counts = [one["repeats"] or DEFAULT_REPEATS for one in (before, now)]
-    return grown | ({"repeats": now["repeats"]} if counts[0] <= counts[1] else {})
+    measured = [(row.length, row.repeat) for row in rows if not row.of_all]
+    has_all = {length for length, _ in measured} <= {*new}
+    grown = {"lengths": new} if has_all and old[-1] == new[-1] else {}
+    is_enough = all(repeat < (now["repeats"] or DEFAULT_REPEATS) for _, repeat in measured)
+    return grown | ({"repeats": now["repeats"]} if is_enough else {})
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,8 +93,10 @@ def unfinished(source: Source) -> str:
     whose = models[0] if len(models) == 1 else f"{len(models)} models"
     count = f"{missing:,} of the {planned:,} rows planned for {whose}" if is_exact else f"at least {missing:,} rows"
     given = filter(None, map(options_of, source.header["sessions"]))
-    commands = dict.fromkeys(shlex.join(["farspan", *_into(source.folder, options)]) for options in given)
-    fix = f"`{next(iter(commands))}` measures them" if len(commands) == 1 else "Repeat its command to measure them"
+    commands = [shlex.join(["farspan", *_into(source.folder, options)]) for options in given]
+    fix = f"`{commands[-1]}` measures them" if commands else "Repeat its command to measure them"
+    if len({*commands}) > 1:
+        fix += ", if it names all models and methods of the run"
     return f"the run {source.name} is not finished: it lacks {count}. {fix}; all numbers are of the others"
 
 
