@@ -142,6 +142,12 @@ PARTS = {
         methods=("full", "rope:type=yarn,factor=2", "rope:type=truncated", "rope:type=ntk,factor=2"),
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
+    "own-far": Part(
+        "own",
+        (2,),
+        text="books-scored",
+        methods=("full", "rope:type=yarn,factor=2", "selfextend:group=8,window={quarter}"),
+    ),
     "methods-own": Part("own", (1 / 4, 1, 2, 4), 8, text="books-scored", methods=METHODS),
     "needle": Part("needle:kind=single", (1 / 4, 1, 2), 8, text="books-scored"),
     "cost": Part("cost", (1, 2, 4), 3, text="builtin", methods=METHODS),

@@ -224,7 +224,7 @@ def more_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> Inter
     return paired(*(nats(model, *which) for which in (one, other)))
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
+def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Interval:
     """Return the mean of the first less the second over the texts of both, and its 95 % interval."""
     return over_texts([first[repeat] - second[repeat] for repeat in sorted(first.keys() & second.keys())])
 
@@ -607,6 +607,26 @@ def facts_gains(model: str) -> dict[str, dict[int, Interval]]:
     return found
 
 
+def more_facts(model: str, method: str, score: str) -> Interval:
+    """Return how much more of a score of `own` a method has beyond the window than the model as it is, by example."""
+    rows = recorded(model, "own-far")[1]
+    return paired(*({row.example: row.scores[score] for row in rows if row.method == one} for one in (method, "full")))
+
+
+def facts_far(model: str) -> str:
+    """Return the answers of `own` by method at one length beyond the window, in all and of the passage alone."""
+    rows, lines = recorded(model, "own-far")[1], []
+    for method in dict.fromkeys(row.method for row in rows):
+        line = [member(model, method)]
+        for score in ("right", "recall"):
+            mean, low, high = over_texts([row.scores[score] for row in rows if row.method == method])
+            more = "–" if method == "full" else signed(*more_facts(model, method, score))
+            line += [f"{mean:.3f} [{max(0, low):.3f}, {min(1, high):.3f}]", more]
+        lines.append(line)
+    columns = ["right answers", "more than as it is", "tokens of the passage", "more than as it is"]
+    return table([f"{rows[0].length:,} tokens", *columns], lines)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "curve": curve_points,
     "weights": curve_by_member("weights"),
@@ -621,6 +641,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "natural-by-method-lengths": lengths_by_member("natural-by-method"),
     "natural-by-method-gaps": lambda model: gaps(gains(model, "natural-by-method"), "copied beyond guessing"),
     "far": far,
+    "own-far": facts_far,
     "own-gaps": lambda model: gaps(facts_gains(model), "right answers"),
     "rope": curve_by_member("rope"),
     "rope-gaps": lambda model: gaps(gains(model, "rope"), "copied beyond guessing"),

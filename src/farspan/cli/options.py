@@ -117,7 +117,7 @@ Out = Annotated[
     Path | None,
     option(
         RUN,
-        "Run folder; default: one under runs/. A run there is continued; more --repeats, and more --lengths below the longest, are added.",
+        "Run folder; default: one under runs/. A run there is continued, also with more --repeats or --lengths.",
         metavar="FOLDER",
     ),
 ]
