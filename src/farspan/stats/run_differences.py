@@ -27,7 +27,8 @@ class Difference:
 
     Lengths that only one curve measured can make a difference by interpolation alone, and below the first length an
     area takes the value there. If such a length is below the other's last, the interval also covers the difference at
-    the common lengths, and p is the larger of the two.
+    the common lengths, and p is the larger of the two. Where both were measured at the same lengths, the interval does
+    not contain the error of interpolating between these.
     """
 
     name: str  # one of COMPARED
