@@ -16,7 +16,8 @@ of trained ones, `gpu` those of `cost` on a GPU. docs/methods_table.md also has 
 and parts that end in `-beside`: `topk` and `full` on texts of their own. `encoded-more` and `cost-encoded` are `encoded
 --repeats 32` and `cost` of a second CEPE model. --check judges the claims of docs/real_models.md. --quick measures the
 parts on the embedded model in half a minute of one core: one example, two lengths and two methods of each part, every
-method in `far-shuffled`. It leaves out `qmsum`, the parts of CEPE models, and without --data those that need it.
+method in `far-shuffled` and `own-far`. It leaves out `qmsum`, the parts of CEPE models, and without --data those that
+need it.
 """
 
 import argparse

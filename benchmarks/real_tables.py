@@ -812,6 +812,10 @@ def claims() -> dict[str, bool]:
             more_nats(gemma, (how, 131072), ("full", 32768))[2] < 0.12
             for how in ("selfextend:group=8", "selfextend:group=8,window=8192", "dca")
         ),
+        "Gemma 3: at two windows YaRN by 2 and Self-Extend recall 0.1 more of a passage than the model as it is": all(
+            more_facts(gemma, how, "recall")[1] > 0.1
+            for how in ("rope:type=yarn,factor=2", "selfextend:group=8,window=8192")
+        ),
         "Gemma 3: at four windows YaRN by 4, DCA with chunks of 8,192 and APE cost nats": all(
             more_nats(gemma, (how, 131072), ("full", 32768))[1] > 0
             for how in ("rope:type=yarn,factor=4", "dca:chunk=8192", "ape:temperature=0.9,scale=0.9,piece=8192")
