@@ -23,6 +23,7 @@ from farspan.record import (
     Run,
     Shard,
     continued,
+    current,
     latest,
     read_header,
     read_rows,
@@ -134,7 +135,7 @@ def _measure_here(
             # a separate call, so that a model is freed before the next is loaded
             left -= measure_model(loader.to_measure(model), methods, what, run, part, share, watch)
     if part is None:
-        return Measured(folder, latest(run.rows))
+        return Measured(folder, latest(current(run.rows)))
     rows = latest(read_rows(folder))
     return Measured(folder, rows, part.missing(rows, read_header(folder)["sessions"]))
 

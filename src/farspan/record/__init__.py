@@ -17,6 +17,7 @@ from farspan.record.rows import (
     UNFINISHED,
     Shard,
     Tail,
+    current,
     latest,
     read_examples,
     read_header,

@@ -71,13 +71,19 @@ def read_header(folder: str | Path) -> dict[str, Any]:
 
 
 def read_rows(folder: str | Path) -> list[Row]:
-    """Return all rows of a run, in the order in which each writer measured them; a torn last line is left out.
+    """Return the `current` rows of a run, in the order in which each writer measured them, without a torn last line.
 
     Raises:
         ValueError: the folder holds no run, or a line that is not a row.
     """
     read_header(folder)
-    return merged([read_file(file)[0] for file in writers_files(expanded(folder), ".jsonl")])
+    return current(merged([read_file(file)[0] for file in writers_files(expanded(folder), ".jsonl")]))
+
+
+def current(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a run without those of a repeat that later got another example, as a run with more repeats."""
+    examples = {row.slot: row.example for row in rows}
+    return [row for row in rows if row.example == examples[row.slot]]
 
 
 def merged(parts: Sequence[list[Row]]) -> list[Row]:
@@ -105,23 +111,22 @@ def read_examples(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each measurement: one that ran out of memory may have been repeated with more, or its
-    repeat have got another example.
+    """Return the last row of each measurement: one that ran out of memory may have been repeated with more.
 
     The one row of all examples of a length is left out if its model, method, task and length were measured after it;
     where time did not suffice for any length, if another length was.
     """
     found: dict[tuple[Any, ...], Row] = {}
-    of_all: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by model, method, task and length, the slot of such a row
+    of_all: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by model, method, task and length, the key of such a row
     for row in rows:
         cell = row.model, row.method, row.measurement
         if row.of_all:
-            of_all[*cell, None if row.status == "budget" else row.length] = row.slot
+            of_all[*cell, None if row.status == "budget" else row.length] = row.key
         elif of_all:
             for length in (row.length, None):
-                if (slot := of_all.pop((*cell, length), None)) is not None:
-                    found.pop(slot, None)  # out of time, then refused: two cells name one row
-        found[row.slot] = row
+                if (key := of_all.pop((*cell, length), None)) is not None:
+                    found.pop(key, None)  # out of time, then refused: two cells name one row
+        found[row.key] = row
     return list(found.values())
 
 

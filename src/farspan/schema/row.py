@@ -62,9 +62,10 @@ class Row:
         return self.model, self.method, self.measurement, *self.place
 
     @property
-    def slot(self) -> tuple[str, str, str, bool, int, int, float]:
+    def slot(self) -> tuple[Any, ...]:
         """What the last of several rows counts for: with more repeats, one may have got another example."""
-        return self.model, self.method, self.measurement, self.of_all, self.repeat, self.length, self.depth
+        what = self.model, self.method, self.measurement, self.version, self.of_all
+        return *what, self.seed, self.repeat, self.length, self.depth
 
     @property
     def of_all(self) -> bool:
