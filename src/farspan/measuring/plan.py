@@ -126,8 +126,9 @@ def plan_examples(
             seconds += sum(s.num_rows * speed.seconds(s) for w in once for s in _chunks(w, chunk))
     # memory counts what the method keeps of a whole text, also where each forward reads a part of it
     steps += [step for some in by_example for w in some for step in _chunks(w, chunk)]
-    held = (key_bytes(method, lm, s, chunk) + _bytes_twice(method, lm, s) for s in steps)
-    keys = batch * max(both * 5 // 4 + _mask_bytes(method, s) for both, s in zip(held, steps, strict=True))
+    keys = batch * max(
+        (key_bytes(method, lm, s, chunk) + _bytes_twice(method, lm, s)) * 5 // 4 + _mask_bytes(method, s) for s in steps
+    )
     return Plan(
         num_examples=len(examples),
         tokens=sum(w.num_rows * w.num_tokens for w in [*work, *once]),

@@ -82,8 +82,9 @@ def read_rows(folder: str | Path) -> list[Row]:
 
 def current(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of a run without those of a repeat that later got another example, as a run with more repeats."""
-    examples = {row.slot: row.example for row in rows}
-    return [row for row in rows if row.example == examples[row.slot]]
+    slots = [row.slot for row in rows]
+    examples = dict(zip(slots, (row.example for row in rows), strict=True))
+    return [row for slot, row in zip(slots, rows, strict=True) if row.example == examples[slot]]
 
 
 def merged(parts: Sequence[list[Row]]) -> list[Row]:

@@ -257,8 +257,8 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
 
 def limits(values: np.ndarray, quality: Mapping[str, Any]) -> tuple[float, float]:
     """Return the least and the largest value possible of a quality with these scores: 0 and 1 for shares, -1 and 1 for
-    a difference of two, 0 and infinity for times and nats per token. Other numbers, which scores outside of these show,
-    have no limits."""
+    a difference of two, 0 and infinity for times and for the nats of a perplexity. Others have no limits: gains in
+    nats, and numbers that are no shares, as scores outside of the limits of shares show."""
     if quality["exp"] or in_seconds(quality["name"]):
         return 0.0, np.inf
     if not in_nats(quality["name"]):

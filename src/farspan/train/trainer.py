@@ -142,15 +142,16 @@ def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> L
         ValueError: the model cannot be loaded, is a CEPE model, was trained with log-n scaling, or has weights that are
             not finite.
     """
-    # None: code that comes with the model is refused; a training has no option to allow it
-    lm = load(folder_of(name), attention=trainer.attention, trust_remote_code=None, **options)
-    if isinstance(lm.model, CepeModel):
-        raise ValueError(f"{what} {name!r} is a CEPE model: give the decoder it was made from")
-    if _is_scaled(Path(folder_of(name))):
+    folder = folder_of(name)
+    if _is_scaled(Path(folder)):
         raise ValueError(
             f"{what} {name!r} was trained with log-n scaling (model.temperature), which its weights do not hold: it "
             "would be used here without it. Give the model that it was trained from"
         )
+    # None: code that comes with the model is refused; a training has no option to allow it
+    lm = load(folder, attention=trainer.attention, trust_remote_code=None, **options)
+    if isinstance(lm.model, CepeModel):
+        raise ValueError(f"{what} {name!r} is a CEPE model: give the decoder it was made from")
     refuse_not_finite(lm.model, f"{what} {name!r}")
     return replace(lm, name=name)
 
