@@ -77,3 +77,17 @@ def test_default_lengths_end_where_the_positions_of_a_model_end(tokenizer: Any) 
     assert (setup.lengths[-1], curve.lengths[-1]) == (1024, 640)  # a text and its copy
     (setup,) = grid([lm], ["perplexity"], text="builtin:held-out", lengths=[600, 4000]).setups(lm, Watch())
     assert setup.lengths == (600, 4000)
+
+
+@pytest.mark.parametrize("task", ["needle", "own", "passkey", "cost", "perplexity"])
+def test_default_lengths_leave_positions_for_what_follows_the_text(task: str, tokenizer: Any) -> None:
+    lm = replace(open_lm("llama", tokenizer), trained_length=4096, position_limit=4096)
+    text = "builtin" if task in ("cost", "passkey") else "builtin:held-out"
+    for one in grid([lm], [task], text=text, repeats=2, cost=task == "perplexity").setups(lm, Watch()):
+        assert one.lengths[-2] == 2048 < one.lengths[-1]
+        longest = [one.bound.num_tokens(lm, example, example.lengths[-1]) for example in one.examples(lm, 0)]
+        assert max(longest) in range(4096 - 16, 4096 + 1)
+    different = {"positions": (4096, 4096), "other": (4096, 8192)}
+    models = [replace(lm, name=name, trained_length=a, position_limit=b) for name, (a, b) in different.items()]
+    (setup, *_) = grid(models, [task], text=text, repeats=2).setups(models[0], Watch())
+    assert setup.lengths[-1] == 4096  # compared with the other at the same lengths

@@ -149,6 +149,7 @@ class Grid:
             contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
                         for n in one.lengths or ()}  # fmt: skip
             lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
+            lengths = self._within_positions(BoundCost(), lm, lengths)
             setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS, beside=True))
         return [replace(one, batch=self.batch, chunk=self.chunk) for one in setups]
 
@@ -208,7 +209,23 @@ class Grid:
         if one.unit != "tokens" or limit is None:
             return lengths
         longest = bound.largest_length(lm, limit) if isinstance(bound, BoundCurve) else limit
-        return tuple(n for n in lengths if n <= longest)
+        return self._within_positions(bound, lm, tuple(n for n in lengths if n <= longest))
+
+    def _within_positions(self, bound: Bound[Any], lm: LM, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        """Return lengths in tokens, a longest one within the model's positions shortened so that what follows the text,
+        such as a question and its answer, fits as well. Models with different positions keep the same lengths."""
+        limit = lm.position_limit
+        if limit is None or not lengths or lengths[-1] > limit or len(set(self.limits)) > 1:
+            return lengths
+        *shorter, longest = lengths
+        with suppress(ValueError):  # a text too short is refused later
+            while longest > max(shorter, default=0):
+                examples = bound.examples(lm, (*shorter, longest), self.repeats or DEFAULT_REPEATS, self.seed)
+                beyond = max(bound.num_tokens(lm, one, longest) for one in examples) - limit
+                if beyond <= 0:
+                    return (*shorter, longest)
+                longest -= beyond  # the examples of another length can end otherwise
+        return lengths
 
 
 def grid(
