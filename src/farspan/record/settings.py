@@ -39,7 +39,9 @@ def continued(
                 "add others in one process, without --shard and --ray"
             )
         before = grown
-    refuse_differences(folder, "run", _by_name(before), _by_name(now))
+    may_add = may_grow and not divided and isinstance(before["lengths"], list)
+    more = " (more repeats, and lengths below its longest, may be added)" if may_add else ""
+    refuse_differences(folder, "run", _by_name(before), _by_name(now), more=more)
     if before.get(LARGEST) != now.get(LARGEST):
         raise ValueError(
             f"{folder}: --lengths auto chooses texts by the trained lengths of all models of a run, and the models "
@@ -85,9 +87,13 @@ def as_read(value: Any) -> Any:
 
 
 def refuse_differences(
-    folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = ()
+    folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = (), more: str = ""
 ) -> None:
-    """Raise ValueError, with both values, if two nested settings differ in a key that must not change."""
+    """Raise ValueError, with both values, if two nested settings differ in a key that must not change.
+
+    Args:
+        more: what else may be given to continue it.
+    """
     old, new = dict(flat(before)), dict(flat(as_read(now)))
     found = [
         f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
@@ -97,7 +103,7 @@ def refuse_differences(
     if found:
         raise ValueError(
             f"{folder} holds another {what}, made with other settings: {'; '.join(found)}. "
-            f"Repeat that {what}'s settings to continue it, or choose another folder (out)"
+            f"Repeat that {what}'s settings to continue it{more}, or choose another folder (out)"
         )
 
 
