@@ -23,6 +23,7 @@ import farspan
 from farspan.cli import app
 from farspan.methods import method
 from farspan.methods.rope import scaled, truncated
+from farspan.record import environment
 from farspan.report import training
 from farspan.report.training import draw_smt_losses, last_of_each_length
 from farspan.train import engines
@@ -391,11 +392,13 @@ def test_a_training_that_was_killed_continues_to_the_same_losses(
 ) -> None:
     whole, killed = settings("whole"), settings("killed")
     left_by_a_kill(TermsTrainer, "training_step", whole, killed, at=7)
-    train(whole)
+    assert [one["first_step"] for one in train(whole)["sessions"]] == [1]
     assert sorted(path.name for path in Path(killed.out, "checkpoints").glob("checkpoint-*")) == ["checkpoint-4"]
     counted[0] = 0
-    train(killed)
+    sessions = train(killed)["sessions"]
     assert counted[0] == 8
+    assert [one.pop("first_step") for one in sessions] == [1, 5]
+    assert sessions == [environment()] * 2
     assert losses(killed) == losses(whole)
     assert_same_weights(killed, whole)
 

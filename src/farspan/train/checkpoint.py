@@ -23,7 +23,7 @@ from transformers.trainer_callback import ExportableState
 from farspan import files
 from farspan.files import is_disk_full
 from farspan.hf.device import is_out_of_memory
-from farspan.record import changed_fields
+from farspan.record import changed_fields, environment
 from farspan.text.corpora import Corpus
 from farspan.train.engines import is_first_process
 
@@ -202,15 +202,17 @@ def state_of(checkpoint: Path) -> TrainerState:
 
 
 class Clock(TrainerCallback, ExportableState):
-    """Count the seconds of a training over all its sessions, and store them in its checkpoints.
+    """Count the seconds of a training over all its sessions, and store them in its checkpoints, with the versions and
+    hardware of each session.
 
     Args:
-        state: of the checkpoint from which the training continues. Seconds after it, in a session that was stopped, are
-            not counted, as its steps are done again.
+        state: of the checkpoint from which the training continues. What a session did after its last checkpoint is not
+            counted, as its steps are done again.
     """
 
     def __init__(self, state: TrainerState) -> None:
         self.before, self.started = self.stored(state), time.perf_counter()
+        self.sessions = [*self.sessions_of(state), {"first_step": state.global_step + 1} | environment()]
 
     @classmethod
     def stored(cls, state: TrainerState) -> float:
@@ -218,9 +220,15 @@ class Clock(TrainerCallback, ExportableState):
         its = state.stateful_callbacks.get(cls.__name__)
         return float(its["attributes"]["seconds"]) if its else 0.0
 
+    @classmethod
+    def sessions_of(cls, state: TrainerState) -> list[dict[str, Any]]:
+        """Return the first step, versions and hardware of each session up to a checkpoint."""
+        its = state.stateful_callbacks.get(cls.__name__)
+        return list(its["attributes"].get("sessions", ())) if its else []  # older checkpoints have none
+
     def state(self) -> dict[str, Any]:
         seconds = self.before + time.perf_counter() - self.started
-        return {"args": {}, "attributes": {"seconds": round(seconds, 1)}}
+        return {"args": {}, "attributes": {"seconds": round(seconds, 1), "sessions": self.sessions}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # the Trainer expects it, see `stored`

@@ -281,6 +281,7 @@ def _results(state: TrainerState, how: RunSettings) -> dict[str, Any]:
         "losses": parts_of(logged),  # the parts by name, such as `sparse` and `window`, each in nats per token
         **({"held_out_loss": (held_out_losses or [None])[-1]} if isinstance(how, PretrainingSettings) else {}),
         "seconds": checkpoints.Clock.stored(state),  # up to the last checkpoint, of all sessions
+        "sessions": checkpoints.Clock.sessions_of(state),
     }
 
 
