@@ -157,6 +157,21 @@ def test_a_task_that_needs_nats_is_refused_without_them(own: LM, folder: Path, t
     assert [row.scores["nats"] for row in there] == pytest.approx([row.scores["nats"] for row in here], rel=1e-4)
 
 
+def test_passkey_needs_hits_alone(folder: Path, tmp_path: Path) -> None:
+    own = load_model(folder)
+    digits = own.tokenizer(" 0123456789", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():  # a model that answers with digits, some of them right
+        own.model.lm_head.weight[[id for id in range(own.vocabulary) if id not in digits]] *= 0.01
+    arguments: dict[str, Any] = {"tasks": ["passkey:depths=2,digits=15"], "lengths": [420], "repeats": 3}
+    here = measure([own], **arguments, out=tmp_path / "here").rows
+    with serving(Fake("llama-server", own)) as url:
+        there = measure([served(url, tokenizer=str(folder))], **arguments, out=tmp_path / "there").rows
+    scores = [{(row.repeat, row.depth): row.scores["digits"] for row in rows} for rows in (here, there)]
+    assert {row.status for row in there} == {"ok"}
+    assert scores[0] == scores[1]
+    assert any(scores[0].values())
+
+
 def test_a_method_needs_the_model_itself(own: LM, folder: Path) -> None:
     with serving(Fake("vLLM", own)) as url:
         lm = served(url, tokenizer=str(folder))

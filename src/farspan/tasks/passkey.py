@@ -20,7 +20,7 @@ from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.specs import limited
-from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import encoded, pieces
 
@@ -83,6 +83,7 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
     """The task itself; it needs no text."""
 
     task: ClassVar[str] = "passkey"
+    needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
     @property
@@ -133,10 +134,10 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
                     last = row(np.concatenate([prompt.question, prompt.answer]))
                     scores = memory.score(last, slice(len(prompt.question), None))
                     hits, nats = (scores.rank[0] == 0).cpu().numpy(), float(scores.nats[0].double().sum())
-                    failed = not np.isfinite(nats)
-                    values = {"right": float(hits.all()), "digits": float(hits.mean()), "nats": nats}
-                    values = ({} if failed else values) | {"context": head.shape[1] + length, **places(memory)}
-                    reason = "the number has no finite log-probability" if failed else ""
+                    reason = not_finite(int(scores.failed.sum()))
+                    values = {} if reason else {"right": float(hits.all()), "digits": float(hits.mean())}
+                    values |= {"nats": nats} if np.isfinite(nats) else {}  # some servers return only hits
+                    values |= {"context": head.shape[1] + length, **places(memory)}
                     yield Result.of(example, length, memory, values, reason, depth)
 
     def parts(self, lm: LM, example: Example[PasskeyPrompt], length: int) -> Parts:
