@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from test_cli import farspan, last_line, refused
-from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
@@ -22,7 +21,7 @@ from farspan.text.corpora import Corpus, load
 
 import tiny
 from naive import nats_after
-from tiny import PlannedAndFed, tiny_model
+from tiny import PlannedAndFed, blank_first_tokenizer, tiny_model
 
 LENGTHS = (400, 600, 1000)
 WORDS = [
@@ -214,13 +213,7 @@ def test_what_is_out_of_reach_is_forgotten(text: str, lm: LM) -> None:
 
 @pytest.mark.parametrize("questions", ["same", "paraphrased"])
 def test_answers_have_the_tokens_of_words_inside_a_text(questions: str, text: str) -> None:
-    """Tokenizers such as Llama 2's and Mistral's put a blank before every text."""
-    backend = Tokenizer(models.BPE(unk_token="<unk>"))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(special_tokens=["<unk>", "<s>"], vocab_size=200, show_progress=False)
-    backend.train_from_iterator([*WORDS, "0123456789"], trainer)  # one by one: no token crosses a blank
-    lm = wrap(tiny_model(), PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"), "tiny")
+    lm = wrap(tiny_model(), blank_first_tokenizer(WORDS), "tiny")
     for example in own(text, lm, questions=questions).examples(lm, (1200,), 2, 0):
         for test in ("pairs", "cloze"):
             for answer in example.payload.queries[test].answers:

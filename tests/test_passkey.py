@@ -1,16 +1,19 @@
 """Passkey retrieval: where the number is hidden, and scores against one plain forward over everything."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
+from farspan.tasks import task
 from farspan.tasks.passkey import BoundPasskey, Passkey
 
 from naive import nats_after
-from tiny import PlannedAndFed, measured, tiny_model
+from tiny import PlannedAndFed, blank_first_tokenizer, measured, tiny_model
 
 LENGTHS = (300, 420)
 
@@ -34,6 +37,17 @@ def test_the_prompt_has_its_length_and_hides_the_number_at_its_depth(lm: LM) -> 
             assert begins[0] + filler - begins[2] < len(prompt.filler)
             number = lm.tokenizer.decode(prompt.answer.tolist())
             assert lm.tokenizer.decode(prompt.key.tolist()).count(number.strip()) == 2
+
+
+@pytest.mark.parametrize("name", ["passkey", "needle:depths=0.5", "own"])
+def test_prompts_have_no_blank_at_the_beginning_of_a_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("they were near that river every other evening. " * 200)
+    lm = wrap(tiny_model(), blank_first_tokenizer(map(chr, (10, *range(33, 127)))), "tiny")
+    bound = task(name).on(lm, str(tmp_path / "text.txt"))
+    parts, _ = bound.parts(lm, bound.examples(lm, (3000,), 1, 0)[0], 3000) or ([], 0)
+    text = lm.tokenizer.decode(np.concatenate([ids for _, ids in parts]))
+    assert len(re.findall(r"\n[A-Z]", text)) >= 2
+    assert not re.search(r" \n|\n [A-Z]", text)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])

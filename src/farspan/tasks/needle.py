@@ -40,7 +40,7 @@ from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task,
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.needle_words import FORMS, WORDS, NeedleGroup, chains, needles, noun_of
 from farspan.tasks.passages import joined, places, row
-from farspan.tasks.prompts import encoded, following, pieces
+from farspan.tasks.prompts import continued, encoded, following, pieces
 
 FORMS_OF = {"keys": "words", "values": "numbers"}
 DEFAULTS: dict[str, dict[str, Any]] = {  # by kind: the settings that have an effect on some kinds only
@@ -172,7 +172,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
     task: ClassVar[str] = "needle"
     needs_nats: ClassVar[bool] = False
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         """Return the sentences of one group of needles, spread from a depth on."""
         spread = self.used("spread") or 0.0
         depths = depth * (1 - spread) + np.linspace(0, spread, len(sentences))
-        ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
+        ids = [continued(lm.tokenizer, f"\n{sentence}\n")[0] for sentence in sentences]
         return tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
 
     def _groups(self, rng: np.random.Generator, lm: LM) -> list[NeedleGroup]:
@@ -348,9 +348,11 @@ def _query(
         end: tokens of the chat template between question and answer; None: no template.
     """
     listed = [part for answer in answers for part in (",", f" {answer}")][1:]
-    ids, *parts = pieces(lm.tokenizer, f"\n\n{question} {beginning}" if end is None else beginning, *listed)
-    if end is not None:
-        ids = np.concatenate([encoded(lm.tokenizer, f"\n\n{question}"), end, ids])
+    if end is None:
+        ids, *parts = continued(lm.tokenizer, f"\n\n{question} {beginning}", *listed)
+    else:
+        ids, *parts = pieces(lm.tokenizer, beginning, *listed)
+        ids = np.concatenate([*continued(lm.tokenizer, f"\n\n{question}"), end, ids])
     whole, ends = joined(parts)
     for text, part in zip(answers, parts[::2], strict=True):
         if part.tolist() != following(lm.tokenizer, f" {text}", before="is").tolist():

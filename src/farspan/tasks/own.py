@@ -38,7 +38,7 @@ from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
-from farspan.tasks.prompts import encoded, following, pieces
+from farspan.tasks.prompts import continued, following
 from farspan.text.corpora import Corpus
 from farspan.text.retrieval import combining_marks
 
@@ -147,7 +147,7 @@ class BoundOwn(Own, BoundText[Hidden]):
     """The tests in one text."""
 
     task: ClassVar[str] = "own"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         always = lm.tokenizer.decode(filler[: lengths[0] // 4].tolist())  # from the text that every length includes
         facts: list[Fact] = []
         queries: dict[str, Query] = {}
-        line = encoded(lm.tokenizer, "\n")
+        [line] = continued(lm.tokenizer, "\n")
         if "recall" in self.chosen:
             recalled = source[: CUE + TARGET]
             if len(recalled) < CUE + TARGET:
@@ -197,7 +197,7 @@ class BoundOwn(Own, BoundText[Hidden]):
             words = rng.permutation(self._words(always, self.pairs))[: self.pairs]
             numbers = rng.choice(90_000, self.pairs, replace=False) + 10_000
             for word, number in zip(words, numbers, strict=True):
-                facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\nThe number of {word} is {number}.\n")))
+                facts.append(Fact(rng.random(), *continued(lm.tokenizer, f"\nThe number of {word} is {number}.\n")))
             queries["pairs"] = self._pairs_query(lm, words[0], numbers, rng)
         if "cloze" in self.chosen:
             sentence, word = self._sentence(lm.tokenizer.decode(source[CUE + TARGET :].tolist()), rng)
@@ -207,7 +207,7 @@ class BoundOwn(Own, BoundText[Hidden]):
             options = [word, *rng.permutation(others if few else like)[: OPTIONS - 1]]
             blank = _word().sub(lambda found: "____" if found[0] == word else found[0], sentence)
             question = f"\nQuestion: Which word is missing here? {blank}\nAnswer:"
-            facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\n{sentence}\n")))
+            facts.append(Fact(rng.random(), *continued(lm.tokenizer, f"\n{sentence}\n")))
             queries["cloze"] = _query(lm, question, options)
         hidden = Hidden(filler, tuple(facts), queries)
         if hidden.num_facts > lengths[0] * 3 // 4:
@@ -225,7 +225,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         if self.questions == "paraphrased":
             question = PARAPHRASES[int(rng.integers(len(PARAPHRASES)))].format(word=word)
             return _query(lm, question, numbers)
-        ids, number = pieces(lm.tokenizer, f"\nThe number of {word} is", f" {numbers[0]}")
+        ids, number = continued(lm.tokenizer, f"\nThe number of {word} is", f" {numbers[0]}")
         return Query(ids, (number,))
 
     def _words(self, text: str, least: int) -> list[str]:
@@ -328,7 +328,8 @@ def _word() -> re.Pattern[str]:
 def _query(lm: LM, question: str, answers: Iterable[object]) -> Query:
     """Return the query with these answers, each tokenised as it follows the question."""
     ids = (following(lm.tokenizer, f" {answer}", before=question) for answer in answers)
-    return Query(encoded(lm.tokenizer, question), tuple(ids))
+    [asked] = continued(lm.tokenizer, question)
+    return Query(asked, tuple(ids))
 
 
 def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from farspan.reader import Reader
 from farspan.specs import limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import encoded, pieces
+from farspan.tasks.prompts import continued, encoded
 
 DESCRIPTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
@@ -84,7 +84,7 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
 
     task: ClassVar[str] = "passkey"
     needs_nats: ClassVar[bool] = False
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -101,10 +101,9 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
     def _example(self, lm: LM, lengths: tuple[int, ...], repeat: int, seed: int) -> Example[PasskeyPrompt]:
         lowest = 10 ** (self.digits - 1)
         key = int(np.random.default_rng([seed, repeat]).integers(lowest, 10 * lowest))
-        question, answer = pieces(lm.tokenizer, QUESTION, f" {key}")
-        given = DESCRIPTION, FILLER, KEY.format(key=key)
-        description, filler, hidden = (encoded(lm.tokenizer, text) for text in given)
-        prompt = PasskeyPrompt(description, filler, hidden, question, answer)
+        question, answer = continued(lm.tokenizer, QUESTION, f" {key}")
+        [filler], [hidden] = (continued(lm.tokenizer, text) for text in (FILLER, KEY.format(key=key)))
+        prompt = PasskeyPrompt(encoded(lm.tokenizer, DESCRIPTION), filler, hidden, question, answer)
         if lengths[0] < prompt.fixed:
             raise ValueError(
                 f"a length of {lengths[0]} tokens is too short: the prompt has {prompt.fixed} without its filler; give "

@@ -35,6 +35,12 @@ def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
     return [np.array(whole[first:last], dtype=np.int64) for first, last in pairwise([*cuts, len(whole)])]
 
 
+def continued(tokenizer: Any, *texts: str) -> list[np.ndarray]:
+    """Return `pieces` of texts that continue a prompt after the end of a line, or begin with one of their own: without
+    the space that many tokenizers add at the beginning of their input."""
+    return pieces(tokenizer, "x" if texts[0].startswith("\n") else "\n", *texts)[1:]
+
+
 def following(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
     """Return the token ids that `text` adds after `before`."""
     return pieces(tokenizer, before, text)[1]
