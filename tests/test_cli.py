@@ -124,6 +124,21 @@ def test_the_help_of_every_command_ends_with_an_example_that_its_options_take(na
     command.make_context(name, words[1 + len(name.split()) :])  # raises for options that the command does not have
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_names_only_options_that_it_has(name: str) -> None:
+    root: Any = typer.main.get_command(app)
+    command = root.commands[name]
+    known = {option for one in command.params for option in one.opts}
+    texts = [command.help, *(one.help or "" for one in command.params)]
+    assert {option for text in texts for option in re.findall(r"--[a-z][a-z-]*", text)} <= known
+
+
+def test_only_a_run_that_can_grow_is_said_to_grow() -> None:
+    for command, grows in ((["curve"], True), (["check"], False), (["search", "rope"], False)):
+        said = farspan(*command, "--help").stdout.replace("│", " ")
+        assert ("also with more repeats or lengths" in " ".join(said.split())) == grows
+
+
 @pytest.mark.parametrize("name", TRAININGS)
 def test_the_configs_in_the_help_of_a_training_are_read_by_it(name: str) -> None:
     kind = settings_of(name)

@@ -113,14 +113,8 @@ Scored = Annotated[
 ]
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
-Out = Annotated[
-    Path | None,
-    option(
-        RUN,
-        "Run folder; default: one under runs/. A run there is continued, also with more --repeats or --lengths.",
-        metavar="FOLDER",
-    ),
-]
+OUT = "Run folder; default: one under runs/. A run there is continued"
+Out = Annotated[Path | None, option(RUN, f"{OUT}.", metavar="FOLDER")]
 Batch = Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")]
 Chunk = Annotated[int | None, count(RUN, "Tokens of a row in one forward pass; default 1,024, on a GPU up to 8,192.")]
 AsJson = Annotated[bool, option(RUN, "Print the results as one line of JSON at the end.", "--json")]
@@ -303,7 +297,7 @@ class TextOptions:
 class Running:
     """Options: how a measurement is carried out, and where its rows are stored."""
 
-    out: Out = None
+    out: Annotated[Path | None, option(RUN, f"{OUT}, also with more repeats or lengths.", metavar="FOLDER")] = None
     batch: Batch = None
     chunk: Chunk = None
     shard: Annotated[
