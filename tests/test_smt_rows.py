@@ -1,5 +1,6 @@
 """Rows of long documents and how long these are: by the sample's index and nothing else."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -82,6 +83,20 @@ def test_a_fixed_length_is_the_target_throughout() -> None:
 def test_impossible_lengths_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan(**changes)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(5, None), (59, 20), (2, None), (1, None), (10, 20)])
+def test_too_few_steps_are_refused_with_settings_that_they_suffice_for(steps: int, every: int | None) -> None:
+    with pytest.raises(ValueError, match="Train longer, or give") as raised:
+        schedule(LengthSettings(target=128, every=every), 32, steps, 0)
+    assert ("lengths.every" in str(raised.value)) == (every is not None)
+    if least := re.search(r"lengths.by >= (\d+)", str(raised.value)):
+        schedule(LengthSettings(target=128, every=every, by=int(least[1])), 32, steps, 0)
+        with pytest.raises(ValueError, match="Train longer"):
+            schedule(LengthSettings(target=128, every=every, by=int(least[1]) - 1), 32, steps, 0)
+    else:
+        assert 'lengths.mode = "fixed"' in str(raised.value)
+        schedule(LengthSettings(target=128, mode="fixed"), 32, steps, 0)
 
 
 # rows

@@ -81,8 +81,10 @@ def schedule(settings: LengthSettings, window: int, steps: int, seed: int) -> Sc
     before = range(first, settings.target, by)
     needed = len(before) * settings.every + 1 if settings.every else len(before) + 1
     if needed > steps:
+        fewer = (steps - 1) // (settings.every or 1)  # lengths before the target that these steps allow
+        fix = f"lengths.by >= {-(-(settings.target - first) // fewer):,}" if fewer else 'lengths.mode = "fixed"'
         raise ValueError(
             f"lengths.target = {settings.target:,} is length {len(before) + 1:,} and needs trainer.steps >= "
-            f"{needed:,}: got {steps:,}. Train longer, or with a lower lengths.every or a higher lengths.by"
+            f"{needed:,}: got {steps:,}. Train longer, or give {fix}{' or a lower lengths.every' * bool(settings.every)}"
         )
     return Schedule((*before, settings.target), settings.every, steps, settings.mode == "cover", seed)
