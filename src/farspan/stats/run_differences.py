@@ -184,61 +184,82 @@ def _differences(
     unit: str,
 ) -> list[Difference]:
     end = min(one.lengths[-1] * scale for one, scale in zip((a, b), scales, strict=True))
-    same_end = [_until(one, round(end / scale)) for one, scale in zip((a, b), scales, strict=True)]
-    whole = [(headline(one), headlines_sampled(one, g)) for one, g in zip((a, b), multipliers, strict=True)]
-    ended = [
-        numbers if cut is one else (headline(cut), headlines_sampled(cut, g))
-        for one, cut, g, numbers in zip((a, b), same_end, multipliers, whole, strict=True)
-    ]
+    first, second = (_numbers(one, g, scale, end) for one, g, scale in zip((a, b), multipliers, scales, strict=True))
     # the same values at each length, as of an unchanged model: crossings do not differ in any resample
     same = pairs > 0 and all(np.array_equal(getattr(a, key), getattr(b, key), equal_nan=True) for key in MEASURED)
-    result = []
+    return [_difference(name, names, first[name], second[name], same, pairs, unit) for name in COMPARED]
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number of one curve, in the unit of the difference."""
+
+    value: float
+    samples: np.ndarray  # its value in each resample
+    repeats: float  # those that it depends on
+    is_censored: bool  # larger than the lengths measured
+    beyond: float  # share of the resamples in which it is
+    below: float  # the value is smaller than this and written as 0; 0: measured
+
+
+def _numbers(curve: MeasuredCurve, g: np.ndarray, scale: float, end: float) -> dict[str, _Number]:
+    """Return the numbers of COMPARED, the span up to the length `end`."""
+    cut = _until(curve, round(end / scale))
+    whole = headline(curve), headlines_sampled(curve, g)
+    ended = whole if cut is curve else (headline(cut), headlines_sampled(cut, g))
+    found = {}
     for name in COMPARED:
-        curves, numbers = (same_end, ended) if name == "span" else ([a, b], whole)
-        found = [values[name] for values, _ in numbers]
-        sampled = [samples[name] for _, samples in numbers]
-        values = [value * scale for (value, _), scale in zip(found, scales, strict=True)]
-        samples = [others * scale for (others, _), scale in zip(sampled, scales, strict=True)]
-        repeats = [repeats_of(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
-        fewest = min(repeats)
-        if pairs:
-            error, freedom = float(np.std(samples[1] - samples[0])), fewest - 1.0
-        else:
-            squared = [float(np.var(others)) for others in samples]
-            error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
-        value = values[1] - values[0]
-        below = [
-            shortest_judged(one) * scale if name != "span" and end == 0.0 else 0.0
-            for one, scale, end in zip(curves, scales, values, strict=True)
-        ]
-        unknown = [0.0, 0.0] if same else below
-        least = min(0.0, value + unknown[1]) if value < 0 else max(0.0, value - unknown[0])
-        half = float(stdtrit(freedom, 0.975)) * error
-        # a crossing beyond the lengths measured may be at any longer one; the span ends at a known length
-        censored = [name != "span" and is_censored for _, is_censored in found]
-        shares = [0.0 if name == "span" else float(np.mean(beyond)) for _, beyond in sampled]
-        is_open = [share > 0.025 and (not same or any(censored)) for share in shares]
-        sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0) or all(unknown)
-        # in these resamples the smaller length may be the larger one, and s holds the end of its curve instead
-        p = max(two_sided(least, error, freedom, int(fewest)), min(1.0, 2 * shares[int(value < 0)]))
-        result.append(
-            Difference(
-                name,
-                names,
-                (values[0], values[1]),
-                value,
-                None if is_open[0] else value - half - unknown[0],
-                None if is_open[1] else value + half + unknown[1],
-                None if sign_unknown or fewest < LEAST_PAIRS else p,
-                pairs,
-                tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
-                error,
-                freedom,
-                unit,
-                (below[0], below[1]),
-            )
+        # a crossing outside of the lengths measured may be anywhere there; the span ends at a known length
+        is_crossing = name != "span"
+        of, (values, samples) = (curve, whole) if is_crossing else (cut, ended)
+        (value, is_censored), (sampled, beyond) = values[name], samples[name]
+        found[name] = _Number(
+            value * scale,
+            sampled * scale,
+            repeats_of(of, name, value),
+            is_crossing and is_censored,
+            float(np.mean(beyond)) if is_crossing else 0.0,
+            shortest_judged(curve) * scale if is_crossing and value == 0.0 else 0.0,
         )
-    return result
+    return found
+
+
+def _difference(
+    name: str, names: tuple[str, str], first: _Number, second: _Number, same: bool, pairs: int, unit: str
+) -> Difference:
+    both = first, second
+    fewest = min(one.repeats for one in both)
+    if pairs:
+        error, freedom = float(np.std(second.samples - first.samples)), fewest - 1.0
+    else:
+        squared = [float(np.var(one.samples)) for one in both]
+        error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [one.repeats - 1.0 for one in both])
+    value = second.value - first.value
+    unknown = (0.0, 0.0) if same else (first.below, second.below)
+    least = min(0.0, value + unknown[1]) if value < 0 else max(0.0, value - unknown[0])
+    half = float(stdtrit(freedom, 0.975)) * error
+    censored = tuple(label for label, one in zip(names, both, strict=True) if one.is_censored)
+    is_open = [one.beyond > 0.025 and (not same or bool(censored)) for one in both]
+    sign_unknown = (
+        len(censored) == 2 or (first.is_censored and value > 0) or (second.is_censored and value < 0) or all(unknown)
+    )
+    # in these resamples the smaller length may be the larger one, and s holds the end of its curve instead
+    p = max(two_sided(least, error, freedom, int(fewest)), min(1.0, 2 * both[int(value < 0)].beyond))
+    return Difference(
+        name,
+        names,
+        values=(first.value, second.value),
+        value=value,
+        low=None if is_open[0] else value - half - unknown[0],
+        high=None if is_open[1] else value + half + unknown[1],
+        p=None if sign_unknown or fewest < LEAST_PAIRS else p,
+        pairs=pairs,
+        censored=censored,
+        error=error,
+        freedom=freedom,
+        unit=unit,
+        below=(first.below, second.below),
+    )
 
 
 def _without_lengths_of_one(one: MeasuredCurve, other: MeasuredCurve) -> MeasuredCurve:
