@@ -1,6 +1,6 @@
 """How often the 95 % intervals of memory lengths hold the truth, in simulations where the truth is known.
 
-    python benchmarks/interval_coverage.py [--quick] [--check]
+    python benchmarks/interval_coverage.py [--differences] [--quick] [--check]
 
 The truth is that of the continuous curve: where the mean accuracy of all texts, as a function of every length, falls to
 the threshold. It does not depend on the lengths that a design measures. A repeat r of a curve at length L, with memory
@@ -20,6 +20,9 @@ and 10; and `--lengths auto`, by the functions of farspan.measuring.adaptive.
 With --check the script fails where fewer than 90 % of the intervals of fine, coarse, half-life or reach hold the truth,
 or where, without memory, fewer than 90 % of fine, coarse, half-life, reach, span, paper fine and paper coarse are 0
 or have an interval that holds 0. The bound is the same for all. Last line: the figures as JSON.
+
+With --differences: intervals of differences between two curves of the same texts, of pairs of worlds. --check then also
+fails where more than 10 % of equal memory lengths are called different (p < 0.05).
 """
 
 import json
@@ -47,6 +50,7 @@ POPULATION = 8_000  # texts whose mean is the truth
 NUMBERS = stats.CROSSINGS
 WITHOUT_MEMORY = ("fine", "coarse", "half_life", "reach", "span", "paper_fine", "paper_coarse")
 BOUND = 0.90
+EQUAL = 1.0  # tokens; the truths of two worlds that differ by no more are equal
 GRIDS = (8, 16, 32)
 REPEATS = (4, 10, 32)
 UNEVEN = ((16, 6, 2), (16, 10, 2))
@@ -179,8 +183,25 @@ def worlds() -> dict[str, World]:
     }
 
 
+def pairs() -> dict[str, tuple[World, World]]:
+    usual, steep = World(falling(5086, 291)), World(falling(5086, 60))
+    early, late = (World(falling(middle, 291, 200), text=0.15) for middle in (5086, 7000))
+    return {
+        "the same": (usual, usual),
+        "one half-life, steep and shallow": (steep, World(falling(5086, 1200))),
+        "one half-life, usual and shallow": (usual, World(falling(5086, 1200))),
+        "steep, 314 tokens apart": (steep, World(falling(5400, 60))),
+        "steep, 2,514 tokens apart": (steep, World(falling(7600, 60))),
+        "usual, 3,914 tokens apart": (usual, World(falling(9000, 291))),
+        "steep and shallow": (steep, World(falling(6000, 1200))),
+        "texts differ": (early, late),
+        "usual and jagged": (usual, World(jagged(falling(5086, 600), 0.1, 700, 2))),
+    }
+
+
 def curve(lengths: np.ndarray, copy: np.ndarray, control: np.ndarray) -> stats.MeasuredCurve:
-    return stats.MeasuredCurve(lengths, lengths // 2, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+    targets = np.repeat([[f"text {repeat}"] for repeat in range(len(copy))], len(lengths), 1)
+    return stats.MeasuredCurve(lengths, lengths // 2, copy, control, {}, 2 * lengths, targets)
 
 
 def fixed(world: World, design: tuple[int, ...], rng: np.random.Generator) -> stats.MeasuredCurve:
@@ -254,19 +275,60 @@ def coverage(world: World, design: tuple[int, ...] | str, trials: int) -> dict[s
     }
 
 
-def main() -> None:
-    parser = parser_of(__doc__, "20 trials of some designs", "fail when a coverage is below 90 %%")
-    parser.add_argument("--world", help="only the worlds whose name contains this")
-    parser.add_argument("--trials", type=int, help="measurements simulated of each world and design")
-    options = parser.parse_args()
-    trials = options.trials or (20 if options.quick else 200)
+def differences(worlds: tuple[World, World], points: int, repeats: int, trials: int) -> dict[str, Any]:
+    """Share of intervals of a difference that hold the truth, their median width, and the share of p < 0.05, by number;
+    unbounded intervals have no width."""
+    rng = np.random.default_rng([trials, points, repeats])
+    lengths = np.array(spaced_lengths(LONGEST // points, LONGEST, points))
+    truth = {name: worlds[1].truth[name][0] - worlds[0].truth[name][0] for name in NUMBERS}
+    found: dict[str, list[tuple[bool, float, bool]]] = {}
+    for _ in range(trials):
+        texts = worlds[0].texts(repeats, rng)
+        both = [curve(lengths, *one.measured(texts, lengths, rng)) for one in worlds]
+        for one in stats.differences(*both, bootstraps=BOOTSTRAPS, seed=int(rng.integers(1 << 30))):
+            if one.name in truth:
+                low, high = -np.inf if one.low is None else one.low, np.inf if one.high is None else one.high
+                held = low <= truth[one.name] <= high
+                found.setdefault(one.name, []).append((held, high - low, one.p is not None and one.p < 0.05))
+    by_name = {name: [np.array(part) for part in zip(*each, strict=True)] for name, each in found.items()}
+    return {
+        "truth": {name: round(truth[name], 1) for name in by_name},
+        "coverage": {name: round(float(held.mean()), 3) for name, (held, _, _) in by_name.items()},
+        "width": {name: round(float(np.median(w[np.isfinite(w)]))) for name, (_, w, _) in by_name.items()},
+        "different": {name: round(float(shown.mean()), 3) for name, (_, _, shown) in by_name.items()},
+    }
+
+
+def judge_differences(trials: int, quick: bool) -> tuple[dict[str, Any], list[str]]:
+    """Simulate all pairs, and print a line for each design; return the figures and what misses a bound."""
+    chance = 3 * np.sqrt(BOUND * (1 - BOUND) / trials) if quick else 0.0  # as in `judge_lengths`
+    figures, missed = dict[str, Any](), list[str]()
+    for name, worlds in pairs().items():
+        for points, repeats in [(16, 4)] if quick else [(points, repeats) for points in GRIDS for repeats in REPEATS]:
+            which = f"{name}, {points} x {repeats}"
+            found = figures[which] = differences(worlds, points, repeats, trials)
+            cells = (
+                f"{number} {100 * held:5.1f} {found['width'][number]:6,} {found['different'][number]:5.3f}"
+                for number, held in found["coverage"].items()
+            )
+            print(f"{which:45}" + "   ".join(cells), flush=True)
+            for number, held in found["coverage"].items():
+                if held < BOUND - chance:
+                    missed.append(f"{which}: {number} {held:.1%}")
+                if abs(found["truth"][number]) <= EQUAL and found["different"][number] > 1 - BOUND + chance:
+                    missed.append(f"{which}: {number} called different in {found['different'][number]:.1%}")
+    return figures, missed
+
+
+def judge_lengths(trials: int, quick: bool, only: str) -> tuple[dict[str, Any], list[str]]:
+    """As `judge_differences`, of single curves of the worlds whose name contains `only`."""
     grids = [(points, repeats) for points in GRIDS for repeats in REPEATS]
-    designs: list[tuple[int, ...] | str] = [(16, 4), "auto"] if options.quick else [*grids, *UNEVEN, "auto"]
-    figures: dict[str, Any] = {"trials": trials, "python": platform.python_version(), "cpus": os.cpu_count()}
-    missed = []
-    cpu = time.process_time()
+    designs: list[tuple[int, ...] | str] = [(16, 4), "auto"] if quick else [*grids, *UNEVEN, "auto"]
+    # so few trials cannot tell 0.95 from 0.90: three standard deviations of chance are allowed
+    least = BOUND - (3 * np.sqrt(BOUND * (1 - BOUND) / trials) if quick else 0.0)
+    figures, missed = dict[str, Any](), list[str]()
     for name, world in worlds().items():
-        if options.world and options.world not in name:
+        if only not in name:
             continue
         truth = {number: f"{'>' if beyond else ''}{value:,.0f}" for number, (value, beyond) in world.truth.items()}
         print(f"{name}: {truth}", flush=True)
@@ -279,12 +341,25 @@ def main() -> None:
                 + "".join(f"{n:>13} {100 * c:5.1f} {found['width'][n]:6,}" for n, c in found["coverage"].items()),
                 flush=True,
             )
-            # so few trials cannot tell 0.95 from 0.90: three standard deviations of chance are allowed
-            least = BOUND - (3 * np.sqrt(BOUND * (1 - BOUND) / trials) if options.quick else 0.0)
             if (4 if isinstance(design, str) else design[1]) >= world.least_repeats:
                 missed += [f"{name}, {said}: {n} {c:.1%}" for n, c in found["coverage"].items() if c < least]
-    figures["cpu_seconds"] = round(time.process_time() - cpu)
-    end(figures | {"missed": missed}, missed, options.check)
+    return figures, missed
+
+
+def main() -> None:
+    parser = parser_of(__doc__, "20 trials of some designs", "fail when a coverage is below 90 %%")
+    parser.add_argument("--world", default="", help="only the worlds whose name contains this")
+    parser.add_argument("--trials", type=int, help="measurements simulated of each world and design")
+    parser.add_argument("--differences", action="store_true", help="of two curves, instead of single ones")
+    options = parser.parse_args()
+    trials = options.trials or (20 if options.quick else 200)
+    cpu = time.process_time()
+    if options.differences:
+        figures, missed = judge_differences(trials, options.quick)
+    else:
+        figures, missed = judge_lengths(trials, options.quick, options.world)
+    about = {"trials": trials, "python": platform.python_version(), "cpus": os.cpu_count()}
+    end(about | figures | {"cpu_seconds": round(time.process_time() - cpu), "missed": missed}, missed, options.check)
 
 
 if __name__ == "__main__":

@@ -421,6 +421,14 @@ def test_p_is_below_a_twentieth_where_the_interval_leaves_out_0() -> None:
     assert seen == {True, False}
 
 
+def _by_lengths_left_out(one: stats.MeasuredCurve, half_life: float) -> tuple[float, float]:
+    """How far the half-life moves down and up if either length around it is left out."""
+    around = [LENGTHS[half_life > LENGTHS].max(), LENGTHS[half_life <= LENGTHS].min()]
+    moved = [stats.headline(one.kept(one.lengths != end))["half_life"][0] for end in around]
+    places = [min(max(place, around[0]), around[1]) for place in (half_life, *moved)]
+    return half_life - min(places), max(places) - half_life
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_difference_from_a_length_below_the_shortest_covers_all_values_that_it_can_have(place: int) -> None:
     noise = np.random.default_rng(0).normal(0, 20, 6)
@@ -428,10 +436,11 @@ def test_a_difference_from_a_length_below_the_shortest_covers_all_values_that_it
     pair = (unknown, known) if place == 0 else (known, unknown)
     found = of(stats.differences(*pair), "half_life")
     assert found.below == ((LENGTHS[0], 0.0) if place == 0 else (0.0, LENGTHS[0]))
-    nearest = abs(found.value) - LENGTHS[0]
+    down, up = _by_lengths_left_out(known, abs(found.value))
+    nearest = abs(found.value) - LENGTHS[0] - down
     half = float(stdtrit(5, 0.975)) * found.error
     ends = sorted(abs(end) for end in (found.low, found.high))
-    assert ends == pytest.approx([nearest - half, abs(found.value) + half])
+    assert ends == pytest.approx([nearest - half, abs(found.value) + half + up])
     assert found.p == pytest.approx(2 * float(stdtr(5, -nearest / found.error)))
 
 
@@ -499,7 +508,7 @@ def test_lengths_beyond_the_range_of_the_other_run_are_used() -> None:
     for name in ("half_life", "reach", "span"):
         whole = of(stats.differences(run(MIDDLES), run(MIDDLES - 1000)), name)
         ended = of(stats.differences(run(MIDDLES, LENGTHS[LENGTHS <= 9000]), run(MIDDLES - 1000)), name)
-        assert (ended.value, ended.p) == pytest.approx((whole.value, whole.p), rel=0.05)
+        assert (ended.value, ended.p) == pytest.approx((whole.value, whole.p), rel=0.05, abs=1e-9)
 
 
 def test_two_runs_are_equivalent_only_if_they_are_at_their_common_lengths_too() -> None:
@@ -508,7 +517,7 @@ def test_two_runs_are_equivalent_only_if_they_are_at_their_common_lengths_too() 
     worse = run(middles - 400, sparse)
     found, common = (of(stats.differences(run(middles, at), worse), "half_life") for at in (LENGTHS, sparse))
     assert abs(found.value) < 100
-    assert common.high < -500
+    assert common.value + float(stdtrit(common.freedom, 0.975)) * common.error < -500
     assert stats.tost(found.value, found.error, found.freedom, 250, 6) > 0.05
 
 
@@ -637,6 +646,7 @@ def test_characters_need_a_scale_and_repeats(scale: float, repeats: int, message
 def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
     rng = np.random.default_rng(0)
     lengths, trials, held = LENGTHS[:20], 120, {"half_life": 0, "span": 0}
+    chance = 0  # how often the interval of the half-life without the error of interpolating holds it
 
     def noisy(middles: np.ndarray) -> stats.MeasuredCurve:
         one = run(middles, lengths)
@@ -651,8 +661,32 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
         for one in stats.differences(noisy(middles), noisy(middles + 300), bootstraps=200):
             if one.name in held:
                 held[one.name] += one.low <= true[one.name] <= one.high
-    for count in held.values():
+                assert one.high - one.low < 1000  # two steps of the grid
+            if one.name == "half_life":
+                half = float(stdtrit(one.freedom, 0.975)) * one.error
+                chance += abs(one.value - true[one.name]) <= half
+    for count in (chance, held["span"]):
         assert 0.89 * trials <= count < trials  # three standard deviations of so many trials are 0.06
+    assert chance <= held["half_life"]
+
+
+@pytest.mark.parametrize("points", [8, 16])
+def test_differences_of_curves_that_fall_between_two_lengths_hold_the_truth(points: int) -> None:
+    """Of other shapes, so that linear interpolation moves the two crossings differently."""
+    lengths, every = np.linspace(16_384 / points, 16_384, points).round(), np.arange(16, 16_385, 16)
+    shapes = [(5086, 60), (5086, 1200), (5400, 60), (7600, 60), (9000, 300)]
+    for one, other in itertools.combinations(shapes, 2):
+        (a, b), wholes = ([run(m, at, scale=s) for m, s in (one, other)] for at in (lengths, every))
+        truth = [stats.headline(whole) for whole in wholes]
+        for found in stats.differences(a, b):
+            if found.name == "span":
+                continue
+            true = truth[1][found.name][0] - truth[0][found.name][0]
+            assert found.low is None or found.low <= true
+            assert found.high is None or true <= found.high
+            if found.p is not None and found.p < 0.05:
+                assert np.sign(found.value) == np.sign(true)
+                assert found.low > 0 or found.high < 0
 
 
 # in words and as data

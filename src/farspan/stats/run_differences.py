@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-from farspan.stats.forgetting_curves import MeasuredCurve, shortest_judged, whole_repeats
+from farspan.stats.forgetting_curves import MeasuredCurve, is_judged, shortest_judged, whole_repeats
 from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, multipliers, repeats_of
 from farspan.stats.intervals import LEAST_PAIRS, has_no_width, two_sided, welch_freedom
 from farspan.stats.memory_lengths import MemoryLength
@@ -22,13 +22,13 @@ class Difference:
 
     The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
     curves. p is that of the two-sided t test with this s, but at least twice the share of resamples in which the
-    smaller crossing is beyond the lengths measured: below 0.05 only if the interval excludes 0. A crossing below the
-    shortest length judged may be anywhere below it: the interval covers all these values, and p is the largest of them.
+    smaller crossing is beyond the lengths measured: below 0.05 only if the interval excludes 0. A crossing is only
+    known up to interpolation (`_interpolated`): the interval covers all values that both can have, and p is the largest
+    of these. `error` is s without this, since nearly equal curves share the error.
 
     Lengths that only one curve measured can make a difference by interpolation alone, and below the first length an
     area takes the value there. If such a length is below the other's last, the interval also covers the difference at
-    the common lengths, and p is the larger of the two. Where both were measured at the same lengths, the interval does
-    not contain the error of interpolating between these.
+    the common lengths, and p is the larger of the two.
     """
 
     name: str  # one of COMPARED
@@ -200,6 +200,8 @@ class _Number:
     is_censored: bool  # larger than the lengths measured
     beyond: float  # share of the resamples in which it is
     below: float  # the value is smaller than this and written as 0; 0: measured
+    down: float  # by how much it can be smaller or larger than `value`, by interpolation
+    up: float
 
 
 def _numbers(curve: MeasuredCurve, g: np.ndarray, scale: float, end: float) -> dict[str, _Number]:
@@ -220,6 +222,7 @@ def _numbers(curve: MeasuredCurve, g: np.ndarray, scale: float, end: float) -> d
             is_crossing and is_censored,
             float(np.mean(beyond)) if is_crossing else 0.0,
             shortest_judged(curve) * scale if is_crossing and value == 0.0 else 0.0,
+            *(tokens * scale for tokens in _interpolated(of, name, value, is_censored)),
         )
     return found
 
@@ -235,13 +238,16 @@ def _difference(
         squared = [float(np.var(one.samples)) for one in both]
         error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [one.repeats - 1.0 for one in both])
     value = second.value - first.value
-    unknown = (0.0, 0.0) if same else (first.below, second.below)
-    least = min(0.0, value + unknown[1]) if value < 0 else max(0.0, value - unknown[0])
+    less, more = (0.0, 0.0) if same else (second.down + first.up, second.up + first.down)
+    least = min(0.0, value + more) if value < 0 else max(0.0, value - less)
     half = float(stdtrit(freedom, 0.975)) * error
     censored = tuple(label for label, one in zip(names, both, strict=True) if one.is_censored)
     is_open = [one.beyond > 0.025 and (not same or bool(censored)) for one in both]
     sign_unknown = (
-        len(censored) == 2 or (first.is_censored and value > 0) or (second.is_censored and value < 0) or all(unknown)
+        len(censored) == 2
+        or (first.is_censored and value > 0)
+        or (second.is_censored and value < 0)
+        or (first.below > 0 and second.below > 0 and not same)
     )
     # in these resamples the smaller length may be the larger one, and s holds the end of its curve instead
     p = max(two_sided(least, error, freedom, int(fewest)), min(1.0, 2 * both[int(value < 0)].beyond))
@@ -250,8 +256,8 @@ def _difference(
         names,
         values=(first.value, second.value),
         value=value,
-        low=None if is_open[0] else value - half - unknown[0],
-        high=None if is_open[1] else value + half + unknown[1],
+        low=None if is_open[0] else value - half - less,
+        high=None if is_open[1] else value + half + more,
         p=None if sign_unknown or fewest < LEAST_PAIRS else p,
         pairs=pairs,
         censored=censored,
@@ -260,6 +266,27 @@ def _difference(
         unit=unit,
         below=(first.below, second.below),
     )
+
+
+def _interpolated(curve: MeasuredCurve, name: str, value: float, is_beyond: bool) -> tuple[float, float]:
+    """Return how much smaller and larger than by linear interpolation a crossing can be.
+
+    It is between two measured lengths. Each of them is left out in turn: this moves the half-life of a cliff to either
+    length, and that of a curve which falls evenly hardly at all. A curve bends where it leaves 1 and where it reaches
+    0, so `fine` can be up to the next length, and `reach` down to the one before. Below the first length a crossing can
+    be anywhere.
+    """
+    if name == "span" or is_beyond:
+        return 0.0, 0.0
+    lengths = curve.lengths[is_judged(curve)]
+    after = int(np.searchsorted(lengths, value))
+    if value == 0.0 or after == 0:
+        return value, float(lengths[0]) - value
+    ends = lengths[after - 1 : after + 1]
+    moved = [headline(curve.kept(curve.lengths != end))[name] for end in ends if len(lengths) > 2]
+    places = np.clip([ends[1] if beyond else place for place, beyond in moved] or ends, *ends)
+    least, most = (ends[0] if name == "reach" else min(places)), (ends[1] if name == "fine" else max(places))
+    return max(0.0, value - float(least)), max(0.0, float(most) - value)
 
 
 def _without_lengths_of_one(one: MeasuredCurve, other: MeasuredCurve) -> MeasuredCurve:

@@ -83,8 +83,9 @@ def schedule(settings: LengthSettings, window: int, steps: int, seed: int) -> Sc
     if needed > steps:
         fewer = (steps - 1) // (settings.every or 1)  # lengths before the target that these steps allow
         fix = f"lengths.by >= {-(-(settings.target - first) // fewer):,}" if fewer else 'lengths.mode = "fixed"'
+        also = " or a lower lengths.every" if settings.every else ""
         raise ValueError(
             f"lengths.target = {settings.target:,} is length {len(before) + 1:,} and needs trainer.steps >= "
-            f"{needed:,}: got {steps:,}. Train longer, or give {fix}{' or a lower lengths.every' * bool(settings.every)}"
+            f"{needed:,}: got {steps:,}. Train longer, or give {fix}{also}"
         )
     return Schedule((*before, settings.target), settings.every, steps, settings.mode == "cover", seed)
