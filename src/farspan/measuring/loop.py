@@ -135,6 +135,14 @@ class Ledger:
         for depth in example.depths:
             self.write(Result(example, length, depth, status=status, reason=reason))
 
+    def fail_from(self, failing: Example[Any], length: int, problem: str) -> None:
+        """Append rows of status "oom" for all that is missing at this length, where an example failed, and beyond."""
+        untried = f"not tried: repeat {failing.repeat} failed at {length:,} tokens"
+        for example in self.examples:
+            for n in self.missing(example):
+                if n >= length:
+                    self.fail(example, n, "oom", problem if example.id == failing.id else untried)
+
 
 def measure_cell(
     bound: Bound[Any],
@@ -223,24 +231,17 @@ def _measure_batches(
             continue
         reader.chunk = min(largest_chunk, group.chunk or largest_chunk)
         try:
-            _measure_batch(reader, ledger, group.examples, unmeasured, longest)
+            problem = _measure_batch(reader, ledger, group.examples, unmeasured, longest)
         except TooLongError as error:
+            queue.popleft()
             if len(group.examples) > 1:  # the server refused one of them; the others may fit
-                queue.popleft()
                 queue.extendleft(_Batch((example,), group.chunk) for example in reversed(group.examples))
-                continue
-            for example in group.examples:
-                for length in ledger.missing(example):
-                    ledger.fail(example, length, "too_long", str(error))
+            else:
+                for length in ledger.missing(group.examples[0]):
+                    ledger.fail(group.examples[0], length, "too_long", str(error))
             continue
-        except (RuntimeError, MemoryError) as error:
-            # the processes of a divided model cannot switch to smaller chunks independently
-            if not is_out_of_memory(error) or reader.lm.num_parts > 1:
-                raise
-            problem = str(error).partition("\n")[0]
-        else:
+        if problem is None:
             continue
-        # outside of the `except`, whose traceback keeps the tensors alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         reader.capacity = 0  # the buffers for the longest length may be too large
@@ -256,12 +257,7 @@ def _measure_batches(
             failing = group.examples[0]
             at = min(ledger.missing(failing), default=unmeasured[-1])  # shorter lengths of this call have been written
             notice(f"out of memory at length {at:,} even with one repeat and the smallest chunk")
-            for example in ledger.examples:
-                tried = example.id == failing.id
-                reason = problem if tried else f"not tried: repeat {failing.repeat} failed at {at:,} tokens"
-                for length in ledger.missing(example):
-                    if length >= at:
-                        ledger.fail(example, length, "oom", reason)
+            ledger.fail_from(failing, at, problem)
 
 
 def _measure_batch(
@@ -270,25 +266,33 @@ def _measure_batch(
     batch: Sequence[Example[Any]],
     lengths: tuple[int, ...],
     longest: Callable[[], int] | None,
-) -> None:
-    """Measure a batch at these lengths. The results of one length arrive together and share its time equally."""
+) -> str | None:
+    """Measure a batch at these lengths. The results of one length arrive together and share its time equally. If memory
+    runs out, return the message; the error's traceback, which keeps the tensors alive, ends here."""
     started = time.perf_counter()
     ready: list[Result] = []
     how = {"repeats": [example.repeat for example in batch], "chunk": reader.chunk}
     cuts = tuple(length for length in batch[0].lengths if length <= lengths[-1])
-    for result in ledger.bound.run(reader, [replace(example, lengths=lengths, stops=cuts) for example in batch]):
-        ready.append(result)
-        if len(ready) == len(batch) * len(batch[0].depths):
-            now = time.perf_counter()
-            reading = how | {"cuts": [cut for cut in cuts if cut <= result.length]}
-            reading |= reader.usage(len(ready))
-            for finished in ready:
-                ledger.write(finished, (now - started) / len(ready), reading)
-            ready, started = [], now
-            if longest is not None:
-                ledger.leave_out(longest())
-            if not ledger.goes_on(result.length):
-                return
+    try:
+        for result in ledger.bound.run(reader, [replace(example, lengths=lengths, stops=cuts) for example in batch]):
+            ready.append(result)
+            if len(ready) == len(batch) * len(batch[0].depths):
+                now = time.perf_counter()
+                reading = how | {"cuts": [cut for cut in cuts if cut <= result.length]}
+                reading |= reader.usage(len(ready))
+                for finished in ready:
+                    ledger.write(finished, (now - started) / len(ready), reading)
+                ready, started = [], now
+                if longest is not None:
+                    ledger.leave_out(longest())
+                if not ledger.goes_on(result.length):
+                    break
+    except (RuntimeError, MemoryError) as error:
+        # the processes of a divided model cannot switch to smaller chunks independently
+        if not is_out_of_memory(error) or reader.lm.num_parts > 1:
+            raise
+        return str(error).partition("\n")[0]
+    return None
 
 
 @dataclass(frozen=True)
