@@ -101,19 +101,17 @@ class Run:
                 made = new  # not before: another process of the same shard may have made them
                 _refuse_other_layout(folder, shard)
             file = lock.enter_context(appending(path))
-            rows, end = read_file(path)
-            others = [other for other in writers_files(folder, ".jsonl") if other != path]
-            every = {other: read_file(other)[0] for other in others} | {path: rows}
+            written = {one: read_file(one) for one in writers_files(folder, ".jsonl")}
+            parts = [rows for rows, _ in written.values()]
             named = {"methods": settings["methods"]} if "methods" in settings else {}  # `add_model` adds the models
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **named, **environment()}
             with _header_locked(folder):
-                known = [row for part in every.values() for row in part]
+                known = [row for rows in parts for row in rows]
                 header = _begun(folder, as_read(settings), shard, known, may_grow)
-                file.truncate(end)
+                file.truncate(written[path][1])
                 header["sessions"].append(session if shard is None else session | {"shard": list(shard)})
                 write(folder / "run.json", json.dumps(header, indent=2) + "\n")
-            rows = merged([every[one] for one in writers_files(folder, ".jsonl") if one in every])
-            return cls(folder, header, rows, file, lock, [*made, *outer], shard)
+            return cls(folder, header, merged(parts), file, lock, [*made, *outer], shard)
         except (ValueError, OSError):
             _remove([*made, *outer], folder)  # while it is locked
             lock.close()
