@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import apart, end, mebibytes, outside, parser_of, random_text, rows_of, small_lm
+from common import apart, end, mebibytes, outside, parser_of, random_text, rows_of, run_script, small_lm
 
 VOCABULARY = 32_000
 LAYERS, HEADS = 4, 8
@@ -105,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

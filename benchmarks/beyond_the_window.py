@@ -8,12 +8,12 @@ the largest length, or by --factor; the windows fill the trained length. The scr
 from the rows. Last line: the figures as JSON.
 """
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from common import parser_of, run_script
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -39,8 +39,7 @@ METHODS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 windows up to 2,048 tokens, not 48 up to 4,096")
+    parser = parser_of(__doc__, "3 windows up to 2,048 tokens, not 48 up to 4,096", check=None)
     parser.add_argument("--factor", type=int, default=8, help="of the RoPE methods")
     parser.add_argument("--out", type=Path, help="keep the run and the picture here")
     options = parser.parse_args()
@@ -73,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

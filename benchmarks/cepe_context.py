@@ -8,13 +8,12 @@ another document where there are many), or none. Prints nats per token and paire
 in benchmarks/cepe_context.jsonl.gz.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 import recorded
 import torch
-from common import interval
+from common import interval, parser_of, run_script, with_ends
 
 from farspan.lm import load
 from farspan.methods import method
@@ -25,7 +24,7 @@ ROWS = Path(__file__).with_suffix(".jsonl.gz")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, check=None)
     parser.add_argument("model", help="a folder of a CEPE model")
     parser.add_argument("--text", required=True, help="see `farspan.text.documents`")
     parser.add_argument("--length", type=int, default=8192, help="tokens of a window")
@@ -55,9 +54,9 @@ def main() -> None:
     if options.record:
         recorded.write_lines(ROWS, rows)
     for name, less in (("own", "none"), ("other", "none"), ("own", "other")):
-        mean, low, high = interval(np.array([row[name] - row[less] for row in rows]))
-        print(f"{name} less {less}: {mean:+.4f} [{low:+.4f}, {high:+.4f}] nats per token")
+        more = interval(np.array([row[name] - row[less] for row in rows]))
+        print(f"{name} less {less}: {with_ends(more, 4, '+')} nats per token")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

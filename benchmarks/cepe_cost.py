@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import end, least, parser_of
+from common import end, least, parser_of, run_script
 
 from farspan import cepe
 from farspan.cepe.cost import Sizes, memory, parameters, prefill_flops
@@ -132,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

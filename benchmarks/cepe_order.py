@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import end, interval, missed, parser_of, table
+from common import end, interval, missed, only_png, parser_of, run_script, table
 from recorded import with_tables
 
 from farspan.report.figure import Figure, Line
@@ -355,9 +355,7 @@ def draw(rows: list[dict[str, Any]]) -> Path:
             lines.append(Line(f"order = {order}", lengths, mean, index, low, high))
         labels: dict[str, Any] = {"x": "context (tokens)", "y": "copied beyond what is guessed"}
         panels.append(Figure(title, **labels, lines=lines, log_x=True, ticks=lengths, num_members=len(lines)))
-    png, svg = draw_grid([panels], ROOT / "docs/pictures", "cepe_order")
-    svg.unlink()
-    return png
+    return only_png(draw_grid([panels], ROOT / "docs/pictures", "cepe_order"))
 
 
 def kept_rows(file: Path) -> list[dict[str, Any]]:
@@ -419,4 +417,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

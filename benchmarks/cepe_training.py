@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Interval, end, interval, missed, parser_of, table
+from common import Interval, end, interval, missed, parser_of, run_script, table, with_ends
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "builtin:held-out+tests"
@@ -223,8 +223,8 @@ def perplexities(found: dict[str, dict[int, np.ndarray]], lengths: tuple[int, ..
     """A table of perplexities with intervals."""
     lines = []
     for name, by_length in found.items():
-        cells = [tuple(map(math.exp, interval(values))) for values in by_length.values()]
-        lines.append([name, *(f"{m:.2f} [{low:.2f}, {high:.2f}]" for m, low, high in cells)])
+        cells = [list(map(math.exp, interval(values))) for values in by_length.values()]
+        lines.append([name, *map(with_ends, cells)])
     return table(["", *(f"{length:,}" for length in lengths)], lines)
 
 
@@ -234,7 +234,7 @@ def differences(found: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> d
 
 
 def said(gains: dict[int, Interval]) -> str:
-    return "; ".join(f"{length:,}: {m:+.4f} [{low:+.4f}, {high:+.4f}]" for length, (m, low, high) in gains.items())
+    return "; ".join(f"{length:,}: {with_ends(gain, 4, '+')}" for length, gain in gains.items())
 
 
 def ablated(folder: Path, names: list[str], encoder: str, steps: int, repeats: int, quick: bool) -> dict[str, Any]:
@@ -339,4 +339,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

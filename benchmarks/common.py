@@ -119,6 +119,11 @@ def interval(values: Any) -> Interval:
     return student_mean(values[np.isfinite(values)])[:3]
 
 
+def with_ends(value: Sequence[float], digits: int = 2, sign: str = "") -> str:
+    """Return an `Interval` as text. `sign`: as in a format, such as "+"."""
+    return "{:{s}.{d}f} [{:{s}.{d}f}, {:{s}.{d}f}]".format(*value, s=sign, d=digits)
+
+
 def running_mean(one: Any, of: str) -> Any:
     """Return the mean `nats` or `hits` [texts, ends] of all tokens of a text up to each end, of `report.perplexity`."""
     import numpy as np
@@ -127,19 +132,37 @@ def running_mean(one: Any, of: str) -> Any:
     return np.cumsum(one.by_bucket(of) * np.diff(ends, prepend=0), 1) / ends
 
 
+def only_png(drawn: Sequence[Path]) -> Path:
+    """Remove the SVG of a drawn picture, and return its PNG."""
+    png, svg = drawn
+    svg.unlink()
+    return png
+
+
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
 def parser_of(
-    description: str | None, quick: str, check: str = "fail when a bound is missed"
+    description: str | None, quick: str | None = None, check: str | None = "fail when a bound is missed"
 ) -> argparse.ArgumentParser:
-    """Return the parser of a script with the options --quick and --check, each with its help."""
+    """Return the parser of a script with the options --quick and --check, each with its help; None: without it."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--check", action="store_true", help=check)
+    for option, text in (("--quick", quick), ("--check", check)):
+        if text is not None:
+            parser.add_argument(option, action="store_true", help=text)
     return parser
+
+
+def run_script(main: Callable[[], Any]) -> None:
+    """Run a script; an error of its input ends it with one line, as of the command `farspan`."""
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        if os.environ.get("FARSPAN_DEBUG"):
+            raise
+        sys.exit(" ".join(f"error: {error}".splitlines()))
 
 
 def missed(claims: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -23,7 +23,6 @@ The weights are kept in copying_distance.jsonl.gz; --write makes the tables of c
 docs/findings.md of them. Last line: rank correlations over lengths and methods as JSON.
 """
 
-import argparse
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import recorded as kept
 import torch
-from common import Interval, end, table
+from common import Interval, end, parser_of, run_script, table
 from jaxtyping import Float
 from memory_recipes import SIZES
 from real_models import fetched
@@ -258,11 +257,10 @@ def page() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "one text of SmolLM2; nothing is kept", check=None)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/")
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--write", action="store_true", help="make the tables and the picture of the kept weights")
-    parser.add_argument("--quick", action="store_true", help="one text of SmolLM2; nothing is kept")
     options = parser.parse_args()
     if not options.write and not any((options.data / "books").glob("*.txt")):
         parser.error(f"{options.data} has no books/*.txt: give a folder with books/ (--data)")
@@ -281,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

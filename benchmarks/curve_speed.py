@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from common import apart, end, mebibytes, outside, parser_of, random_text, rows_of, small_llama
+from common import apart, end, mebibytes, outside, parser_of, random_text, rows_of, run_script, small_llama
 
 VOCABULARY = 32_000
 FEW = 12  # different tokens in the text
@@ -224,4 +224,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

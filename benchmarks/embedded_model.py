@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import end, parser_of
+from common import end, parser_of, run_script
 
 from farspan import measure
 from farspan.loading.places import DEMO, folder_of
@@ -63,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

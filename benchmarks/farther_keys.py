@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import recorded as kept
 import torch
-from common import end, table
+from common import end, parser_of, run_script, table
 from copying_distance import COPYING, HALF, Line, last_books, queries_and_keys, rows, scores
 from real_tables import MISSING, over_texts, signed
 from torch import Tensor
@@ -270,7 +270,7 @@ TABLES = {"places": places, "gains": gains, "looks": looks, "scores": scored}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "the embedded model, short; nothing is kept", check=None)
     parser.add_argument("model", nargs="?", help="a folder with the architecture of SmolLM2-135M")
     parser.add_argument("--name", default="trained", help="of the model, in the tables")
     parser.add_argument("--method", default="full")
@@ -278,7 +278,6 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/")
     parser.add_argument("--write", action="store_true", help="make the tables of the page of the kept lines")
-    parser.add_argument("--quick", action="store_true", help="the embedded model, short; nothing is kept")
     options = parser.parse_args()
     if options.write:
         lines = kept.read_lines(KEPT)
@@ -294,10 +293,7 @@ def main() -> None:
     if options.model is None:
         parser.error("give a model: a folder with the architecture of SmolLM2-135M, or --quick")
     torch.set_num_threads(1)
-    try:
-        lines = measured(options, heads, layers)
-    except ValueError as error:
-        parser.error(str(error))
+    lines = measured(options, heads, layers)
     if not options.quick:
         before = kept.read_lines(KEPT)
         order = list(dict.fromkeys(line["of"] for line in (*before, *lines)))
@@ -313,4 +309,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,7 +10,6 @@ For a model with another trained length the lengths on the pages are not fitting
 'target = 2048' 'target = 8192'`. Last line: the figures as JSON.
 """
 
-import argparse
 import json
 import os
 import re
@@ -23,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import table
+from common import parser_of, run_script, table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TUTORIAL = DOCS / "tutorial.md"
@@ -88,7 +87,7 @@ def times_table(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, check=None)
     parser.add_argument("--model", default="demo", help="folder or hub id; default the embedded model")
     parser.add_argument("--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"), help="in all pages")
     parser.add_argument("--out", type=Path, help="folder to work in, which is kept; default a temporary one")
@@ -104,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import torch
-from common import end, parser_of
+from common import end, parser_of, run_script
 from reading_speed import TEXT
 
 import farspan
@@ -89,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

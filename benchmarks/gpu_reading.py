@@ -8,14 +8,13 @@ Each cell is one reading after a shorter one. `plain` computes the attention tha
 and, under `full`, with transformers' mask of all pairs. --quick runs a few tokens of the embedded model on a CPU.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import torch
-from common import end, table
+from common import end, parser_of, run_script, table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from farspan.hf import attend, prefix, remap
@@ -52,8 +51,7 @@ def read(lm: LM, how: str, chunk: int, ids: torch.Tensor) -> tuple[float, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="256 tokens of the embedded model, on a CPU")
+    parser = parser_of(__doc__, "256 tokens of the embedded model, on a CPU", check=None)
     parser.add_argument("--model", help="a folder with config and tokenizer")
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--chunks", type=int, nargs="+", default=[1024, 4096, 16384], help="tokens of a forward pass")
@@ -82,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
-from common import end, least, parser_of, small_llama
+from common import end, least, parser_of, run_script, small_llama
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 BOUND = 2.0  # of the reading alone
@@ -73,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

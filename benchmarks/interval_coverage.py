@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import end, parser_of
+from common import end, parser_of, run_script
 from scipy.optimize import isotonic_regression
 
 from farspan import stats
@@ -363,4 +363,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

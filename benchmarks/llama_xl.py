@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Interval, end, interval, parser_of, running_mean, table
+from common import Interval, end, interval, only_png, parser_of, run_script, running_mean, table, with_ends
 from recorded import BENCHMARKS, record, recorded, with_tables
 from scipy.stats import t as student
 
@@ -177,10 +177,6 @@ def verdict(value: Interval) -> str:
     return "moves" if value[1] > FACTOR or value[2] < 1 / FACTOR else "open"
 
 
-def said(value: Interval, digits: int = 2, sign: str = "") -> str:
-    return "{:{s}.{d}f} [{:{s}.{d}f}, {:{s}.{d}f}]".format(*value, s=sign, d=digits)
-
-
 def pairs(found: Mapping[str, Read]) -> Iterator[tuple[str, Read, Read]]:
     """Yield what is compared: a name, without and with the memory."""
     most = TRAINED[1]
@@ -203,7 +199,7 @@ def perplexity_table(found: Mapping[str, Read]) -> str:
     for name, one in found.items():
         for of, nats in (("the same tokens", one.nats), ("all tokens", one.means)):
             cells = [f"{mean:.3f}" for mean in nats.mean((0, 1))]
-            lines.append([name, of, *cells, said(fall(nats), 3, "+")])
+            lines.append([name, of, *cells, with_ends(fall(nats), 3, "+")])
     return table(head, lines)
 
 
@@ -225,8 +221,8 @@ def claims_table(found: Mapping[str, Read]) -> str:
     for name, before, after in pairs(found):
         for text in ("natural", "shuffled"):
             ratios = [ratio(getattr(before, text), getattr(after, text), what) for what in SHOWN]
-            cells = ["none" if np.isnan(value[0]) else f"{said(value)}, {verdict(value)}" for value in ratios]
-            lines.append([name, str(len(before.nats)), said(gain(before, after), 3, "+"), text, *cells])
+            cells = ["none" if np.isnan(value[0]) else f"{with_ends(value)}, {verdict(value)}" for value in ratios]
+            lines.append([name, str(len(before.nats)), with_ends(gain(before, after), 3, "+"), text, *cells])
     return table(["models", "seeds", "nats gained at 2,048", "text", "half-life, ratio", "reach, ratio"], lines)
 
 
@@ -247,9 +243,9 @@ def judged(found: Mapping[str, Read], seeds: int) -> tuple[dict[str, Any], list[
         times = ratio(before.natural, after.natural, "half_life")
         figures[name] = {"nats": gained, "half_life": times, "verdict": verdict(times)}
         if gained[1] <= 0:
-            missed.append(f"{name}: perplexity gains {said(gained, 3, '+')} nats")
+            missed.append(f"{name}: perplexity gains {with_ends(gained, 3, '+')} nats")
         if verdict(times) == "open":
-            missed.append(f"{name}: the half-life's ratio is {said(times)}")
+            missed.append(f"{name}: the half-life's ratio is {with_ends(times)}")
     return figures, missed
 
 
@@ -273,8 +269,7 @@ def draw(found: Mapping[str, Read], file: Path) -> None:
     for kind, lines in (("Natural", natural), ("Shuffled", shuffled)):
         title, x = f"{kind} text: copy (solid) and control (dotted)", "length of the text to be copied (tokens)"
         panels.append(Figure(title, x, "accuracy", lines, span=(0.0, 1.0), **size))
-    _, svg = draw_grid([panels], file.parent, file.stem)
-    svg.unlink()
+    only_png(draw_grid([panels], file.parent, file.stem))
 
 
 def run(out: Path, steps: int | None, repeats: int) -> None:
@@ -319,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -8,11 +8,10 @@ lengths and at three lengths together, which share one short reading. CPU second
 tokens and floating-point operations are those of `--plan`. Last line: the figures as JSON.
 """
 
-import argparse
 from collections.abc import Sequence
 
 import torch
-from common import end, least
+from common import end, least, parser_of, run_script
 
 BOUND = 1.3  # of the long reading
 LENGTHS: Sequence[tuple[int, ...]] = ((512,), (1024,), (2048,), (4096,), (512, 1024, 2048))
@@ -21,8 +20,7 @@ RUNS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail when the bound is missed")
+    parser = parser_of(__doc__, check="fail when the bound is missed")
     options = parser.parse_args()
 
     from farspan.lm import load
@@ -65,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import cpu_of, end, least, parser_of
+from common import cpu_of, end, least, parser_of, run_script
 
 BOUND = 60.0  # CPU seconds
 MIDDLE = 0.4  # of the longest length: where half of what cannot be guessed is recalled
@@ -103,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

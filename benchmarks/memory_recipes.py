@@ -41,7 +41,7 @@ import numpy as np
 import real_tables
 import recorded as kept
 import torch
-from common import Interval, end, interval, parser_of, table
+from common import Interval, end, interval, only_png, parser_of, run_script, table
 from real_models import enter_data, fetched
 from real_tables import MISSING, NUMBERS, PLAIN
 from scipy.stats import t as student
@@ -604,7 +604,7 @@ def draw() -> Iterator[Path]:
             (one,) = series(rows_of(size, model, part, how), {})
             members.append(replace(one, name=model if model != "base" else PLAIN if how == "full" else name))
         title = f"SmolLM2 after short trainings (seed 0), {text}"
-        yield real_tables.png(draw_curves(members, real_tables.PICTURES, title, picture))
+        yield only_png(draw_curves(members, real_tables.PICTURES, title, picture))
 
 
 TABLES: dict[str, Callable[[Size], str]] = {
@@ -660,10 +660,7 @@ def main() -> None:
         if size.model == DEMO:
             torch.set_num_threads(1)
         else:
-            try:
-                enter_data(options.data.resolve(), out / "data")
-            except ValueError as error:
-                parser.error(str(error))
+            enter_data(options.data.resolve(), out / "data")
         names, numbers = options.recipes or list(size.recipes), options.seeds
         if options.quick:
             names, numbers = names[:1], numbers[:1]
@@ -688,4 +685,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import FREEING, apart, end, least, mebibytes, outside, parser_of, small_llama, small_lm
+from common import FREEING, apart, end, least, mebibytes, outside, parser_of, run_script, small_llama, small_lm
 
 VOCABULARY = 512
 SINKS = 4
@@ -158,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -25,7 +25,7 @@ import numpy as np
 import real_tables
 import recorded as kept
 import torch
-from common import Interval, end, table
+from common import Interval, end, only_png, parser_of, run_script, table, with_ends
 from real_tables import MISSING, costs, quality_table
 from scipy.special import logsumexp
 from scipy.stats import rankdata
@@ -319,7 +319,7 @@ def _marked(what: str, columns: dict[str, ByMethod], digits: int = 1) -> str:
             mean, low, high, _ = student_mean(np.array(list(by.values())))
             p, at = corrected.get((column, how)), (column, how)
             mark = MARKS[tests[at][0] < 0] if p is not None and p < 0.05 else ""
-            lines.setdefault(how, [f"`{how}`"]).append(f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]{mark}")
+            lines.setdefault(how, [f"`{how}`"]).append(f"{with_ends((mean, low, high), digits)}{mark}")
     number = max(len(by) for methods in columns.values() for by in methods.values())
     for how, line in lines.items():
         texts = max(len(methods.get(how, ())) for methods in columns.values())
@@ -409,7 +409,7 @@ def _best(model: str, part: str) -> Iterator[Best]:
         gaps = np.array([sign * (whole[first][one] - whole[second][one]) for one in whole[first]])
         if gaps.any():
             mean, low, high, p = student_mean(gaps)
-            yield NAMES[part], f"{length:,}", first, second, f"{mean:.3f} [{low:.3f}, {high:.3f}]", p
+            yield NAMES[part], f"{length:,}", first, second, with_ends((mean, low, high), 3), p
 
 
 @cache
@@ -467,8 +467,7 @@ def _correlation(values: np.ndarray) -> str:
         return MISSING
     if not (np.ptp(values, axis=0) > 0).all():
         return f"{MISSING} (equal values)"
-    value, low, high = resampled(values, first_two)
-    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
+    return f"{with_ends(resampled(values, first_two), 2, '+')} ({len(values)})"
 
 
 def correlation(model: str, one: str, other: str, length: int) -> Interval:
@@ -518,7 +517,7 @@ def predictors(model: str) -> str:
     for task in (NATS, NAMES["own"], ICL):
         for measured in (*(f"memory, {text}" for text in TEXTS.values()), NAMES["longppl"], NAMES["shared"], SHARE):
             found = [against_perplexity(measures(model, length), task, measured) for length in lengths]
-            lines.append([task, measured, *(f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in found)])
+            lines.append([task, measured, *(with_ends(one, 2, "+") for one in found)])
     return table(["task", "measure", *(f"{length:,}" for length in lengths)], lines)
 
 
@@ -544,7 +543,7 @@ def predicting_correlations(model: str) -> str:
         for found in at.values():
             line.append(_correlation(together(found, task, name)))
             gap = against_perplexity(found, task, name)
-            line.append(MISSING if name == perplexity else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*gap))
+            line.append(MISSING if name == perplexity else with_ends(gap, 2, "+"))
         lines.append(line)
     heads = [head for length in at for head in (f"{length:,}", "more than perplexity")]
     return table(["task", "measure", *heads], lines)
@@ -708,7 +707,11 @@ def measure_parts(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(
+        __doc__,
+        "two examples of every part under two methods",
+        check="fail where the rows do not support a claim of that page",
+    )
     parser.add_argument("--model", default=DEMO, help="a folder; default: the embedded model")
     parser.add_argument("--text", default=TEXT, help="a text that the model was not trained on")
     parser.add_argument("--part", action="append", choices=PARTS, help="only these")
@@ -717,17 +720,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/methods_table"), help="folder for the runs")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make tables and picture of docs/methods_table.md")
-    parser.add_argument("--check", action="store_true", help="fail where the rows do not support a claim of that page")
-    parser.add_argument("--quick", action="store_true", help="two examples of every part under two methods")
     options = parser.parse_args()
     if options.record:
         print(f"{kept.record(options.out, RECORDED):,} bytes in {RECORDED}")
     elif options.write:
         PAGE.write_text(page())
         for model, name, file in PICTURES:
-            png, svg = draw_figure(pareto(model, *PRICES[name]), PAGE.parent / "pictures", file)
-            svg.unlink()
-            print(png)
+            print(only_png(draw_figure(pareto(model, *PRICES[name]), PAGE.parent / "pictures", file)))
     elif options.check:
         found = claims()
         end(found, [name for name, holds in found.items() if not holds], check=True)
@@ -736,4 +735,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

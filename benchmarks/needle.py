@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import end, parser_of
+from common import end, parser_of, run_script
 
 from farspan import load, measure
 from farspan.measuring.plan import plan
@@ -75,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import end, parser_of
+from common import end, parser_of, run_script
 
 LARGEST_ERROR = 0.25
 LONGEST_PLAN = 20.0  # seconds
@@ -100,4 +100,4 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

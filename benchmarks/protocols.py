@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import end, parser_of
+from common import end, parser_of, run_script
 
 from farspan import measure, stats
 from farspan.loading.places import DEMO, folder_of
@@ -109,4 +109,4 @@ def problems(figures: dict[str, Any], name: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

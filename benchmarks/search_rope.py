@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import end, interval, parser_of
+from common import end, interval, parser_of, run_script
 
 from farspan import load, measure
 from farspan.files import write
@@ -130,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -11,7 +11,6 @@ with `farspan.measure`, and their accuracies and memory lengths are compared.
 Last line: the figures as JSON.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import end, outside
+from common import end, outside, parser_of, run_script
 from real_models import fetched
 
 import farspan
@@ -141,14 +140,13 @@ def curves_of(lms: list[LM], lengths: list[int], repeats: int) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--engine", choices=("llama-server", "vllm"), required=True)
     parser.add_argument("--model", help="a GGUF file for llama-server, a folder for vllm; default: SmolLM2, from PyPI")
     parser.add_argument("--python", default=sys.executable, help="a Python with the engine")
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024])
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.model is None:
@@ -194,4 +192,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

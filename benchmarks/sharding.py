@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import cpu_of, end, parser_of
+from common import cpu_of, end, parser_of, run_script
 
 SHAPES = (  # layers, hidden size, heads, key-value heads, feed-forward size, vocabulary
     *((30, 576, 9, 3, 1536, 49_152), (24, 896, 14, 2, 4864, 151_936), (22, 2048, 32, 4, 5632, 32_000)),
@@ -125,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

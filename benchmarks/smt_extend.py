@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import recorded as kept
 import torch
-from common import Interval, end, interval, parser_of, running_mean, table
+from common import Interval, end, interval, only_png, parser_of, run_script, running_mean, table
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
@@ -394,8 +394,7 @@ def draw(found: Mapping[str, Found], file: Path) -> None:
         "Memory of natural text", "length of the text to be copied (tokens)", "memory index", memory,
         rules=[Rule("half-life", y=stats.HALF_LIFE)], **size,
     )  # fmt: skip
-    _, svg = draw_grid([[left, right]], file.parent, file.stem, size=(6.5, 5.0))
-    svg.unlink()
+    only_png(draw_grid([[left, right]], file.parent, file.stem, size=(6.5, 5.0)))
 
 
 def all_measured(
@@ -460,4 +459,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

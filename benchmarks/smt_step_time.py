@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 import torch
-from common import apart, end, mebibytes, outside, parser_of, random_text, small_llama, table
+from common import apart, end, mebibytes, outside, parser_of, random_text, run_script, small_llama, table
 
 VOCABULARY = 2048
 KINDS = {"smt": ("sparse", "off"), "mixed": ("sparse", "concat"), "full": ("full", "off")}  # draw and mixed
@@ -126,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

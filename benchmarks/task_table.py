@@ -10,7 +10,6 @@ stopped; the table is made of the rows alone. Every cell of a line is of the sam
 example, Student's t, p < 0.05 after Holm over the table. Prints the table in Markdown; last line: the figures as JSON.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import table
+from common import parser_of, run_script, table
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -102,14 +101,13 @@ def said(cell: Cell | None, mark: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, "2 examples of each task, which is under a minute", check=None)
     parser.add_argument("--model", help="folder of a small model; default the embedded one")
     parser.add_argument("--cepe", help="folder of a CEPE model with that decoder")
     parser.add_argument("--out", type=Path, help="keep the runs here")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with icl/ and meetings/")
     parser.add_argument("--task", action="append", choices=TASKS, help="only these")
     parser.add_argument("--repeats", type=int, help="examples of every task")
-    parser.add_argument("--quick", action="store_true", help="2 examples of each task, which is under a minute")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lm = load(options.model, dtype="float32", device="cpu") if options.model else embedded_model()
@@ -157,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

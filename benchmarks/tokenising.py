@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import apart, end, outside, parser_of
+from common import apart, end, outside, parser_of, run_script
 
 SIZES = {"lines": 1_000_000_000, "one line": 100_000_000, "whole": 4_000_000}  # bytes, about
 QUICK = {"lines": 30_000_000, "one line": 10_000_000, "whole": 1_000_000}
@@ -103,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -8,7 +8,6 @@ set; here a line is a length. Differences from `full` are taken target by target
 line: the figures as JSON.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import only_png, parser_of, run_script
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -49,13 +49,11 @@ def draw(full: PerplexityMember, topk: Sequence[PerplexityMember], ks: Sequence[
     x, about = "K: keys of each query and head", "dotted: full attention"
     left = Figure("Perplexity", x, "perplexity", perplexity, log_y=max(tops) > 20 * min(tops), note=about, **look)
     right = Figure("Accuracy", x, "accuracy (share of tokens that are the likeliest)", share, note=about, **look)
-    _, svg = draw_grid([[left, right]], path.parent, path.stem, title, size=(5.5, 4.8))
-    svg.unlink()
+    only_png(draw_grid([[left, right]], path.parent, path.stem, title, size=(5.5, 4.8)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="4 windows and every other K instead of 48 and each")
+    parser = parser_of(__doc__, "4 windows and every other K instead of 48 and each", check=None)
     parser.add_argument("--model", help="default: the embedded one")
     parser.add_argument("--text", default="builtin:held-out+tests")
     parser.add_argument("--out", type=Path, help="keep the run and the picture here")
@@ -95,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

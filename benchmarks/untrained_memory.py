@@ -40,7 +40,7 @@ from typing import Literal
 import numpy as np
 import recorded as kept
 import torch
-from common import table
+from common import parser_of, run_script, table, with_ends
 from memory_recipes import DEMO_SIZE, curve_of, folder_of_base, nats_of
 from methods_table import first_two, resampled, second_more_than_third
 from smt_extend import RECIPES, TEXT, extended
@@ -253,8 +253,8 @@ def correlations(found: dict[str, By], pattern: str = "*", *more: str) -> str:
         memory = [[_memory_at(recipe, part, tokens) for recipe in models.values()] for part in ("natural", "shuffled")]
         values = [resampled(np.array([task, one]).T, first_two) for one in (*memory, loss)]
         values += [resampled(np.array([task, one, loss]).T, second_more_than_third) for one in memory]
-        said = (f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in values)
-        lines.append([f"{what.partition(' (')[0]}, {tokens:,} ({len(texts)} texts)", *said])
+        ends = (with_ends(one, 2, "+") for one in values)
+        lines.append([f"{what.partition(' (')[0]}, {tokens:,} ({len(texts)} texts)", *ends])
     heads = "memory, natural text", "memory, shuffled text", "loss", "natural text more than loss", "shuffled text more"
     return table([f"{len(models)} models", *heads], lines)
 
@@ -286,7 +286,7 @@ def page() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "two examples of short lengths, no trained model", check=None)
     parser.add_argument("models", nargs="*", metavar="NAME=FOLDER", help="a recipe and its models, one for each seed")
     parser.add_argument("--method", default="full", help="of these models; {} in it is the folder of each")
     parser.add_argument("--recipe", action="append", default=[], choices=RECIPES, help="of smt_extend.py")
@@ -302,7 +302,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep models and rows here; default a folder in runs/ for each size")
     parser.add_argument("--record", action="store_true", help="keep the rows of --out with the project")
     parser.add_argument("--write", action="store_true", help="make the tables of untrained_memory.md")
-    parser.add_argument("--quick", action="store_true", help="two examples of short lengths, no trained model")
     options = parser.parse_args()
     if wrong := [given for given in options.models if not all(given.partition("=")[::2]) or "." in given.split("=")[0]]:
         parser.error(f"got {wrong[0]!r}, expected NAME=FOLDER or NAME=FOLDER,FOLDER, NAME without a dot")
@@ -329,4 +328,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
