@@ -376,6 +376,29 @@ def test_text_is_split_as_the_file_says(name: str, spaces: list[int], tiny: Any)
     assert [part for part, _ in split][-1] == ("2" if name == "smollm" else "Ġ12")
 
 
+@pytest.mark.parametrize("spaced", [None, True, False])
+def test_a_space_before_a_text_is_added_unless_the_file_says_no(
+    spaced: bool | None, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a"]
+
+    def sentencepiece(writer: Any) -> None:
+        if spaced is not None:
+            writer.add_add_space_prefix(spaced)
+        writer.add_token_scores([-float(place) for place in range(320)])
+        writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * 61])
+
+    added, model = library.GGUFWriter.add_token_list, library.GGUFWriter.add_tokenizer_model
+    monkeypatch.setattr(library.GGUFWriter, "add_tokenizer_model", lambda writer, _: model(writer, "llama"))
+    monkeypatch.setattr(library.GGUFWriter, "add_token_merges", lambda writer, _: None)
+    padded = [*tokens, *(f"▁a{place}" for place in range(320 - len(tokens)))]
+    monkeypatch.setattr(library.GGUFWriter, "add_token_list", lambda writer, _: added(writer, padded))
+    path, _ = tiny(more=sentencepiece)
+    tokenizer = farspan.load(path).tokenizer
+    assert tokenizer.tokenize("a a") == ["a" if spaced is False else "▁a", "▁a"]
+    assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["▁a"])) == (" a" if spaced is False else "a")
+
+
 @pytest.mark.parametrize("method", ["add_tokenizer_model", "add_token_list"])
 def test_a_file_without_a_tokenizer_is_refused_before_it_is_dequantised(
     method: str, tiny: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -11,7 +11,8 @@ as is the scale of attention of Gemma's 27B models, which no file holds. It also
 read here as llama.cpp stores it: fields `rope.scaling.*` (linear, YaRN), or the tensor `rope_freqs` with a divisor of
 each frequency (Llama 3). Any other scaling is refused. So is a way to split text before byte-pair encoding
 (`tokenizer.ggml.pre`) that neither transformers nor this module knows, and a file whose weights are not all those of
-the model.
+the model. A sentencepiece tokenizer adds a space before a text unless the file has
+`tokenizer.ggml.add_space_prefix = false`, which transformers ignores.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan.extras import optional_import
@@ -40,8 +41,9 @@ from farspan.terminal import report
 from farspan.text import checksums
 
 ABOUT = "gguf.json"  # in the folder: the source of its weights
-VERSION = "version-4"  # an empty file in the folder; folders without it can lack weights, or have another config
+VERSION = "version-5"  # an empty file in the folder; folders without it can have other weights, config or tokens
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # its kind and its vocabulary
+SPACE = "tokenizer.ggml.add_space_prefix"  # whether sentencepiece adds a space before a text
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Ways to split text (`tokenizer.ggml.pre`), by llama.cpp's names: GPT-2's, and GPT-2's after single digits.
 LIKE_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
@@ -77,6 +79,7 @@ class FileHeader:
     divisors: torch.Tensor | None  # of RoPE's frequencies
     ends: set[int]  # tokens that end a turn or a message; transformers reads only the one that ends a text
     split: str | None  # how the tokenizer splits text before byte-pair encoding
+    spaced: bool  # whether sentencepiece adds a space before a text
     scoring: dict[str, Any]  # values of the fields SCORING, THETAS and TURNED
 
 
@@ -126,6 +129,8 @@ def converted(file: Path) -> Path:
         ) from error
     _refuse_other_weights(model, header, loaded["missing_keys"])
     _split(tokenizer, header.split)
+    if not header.spaced:
+        _without_space(tokenizer.backend_tokenizer)
     _complete(model, header)
     if _scale(model, header):
         about["rope_parameters"] = model.config.rope_parameters
@@ -187,6 +192,7 @@ def _header(file: Path) -> FileHeader:
         trained = fields["context_length"].contents() if "context_length" in fields else None
         ends = {fields[key].contents() for key in ENDS if key in fields}
         split = fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in fields else None
+        spaced = bool(fields[SPACE].contents()) if SPACE in fields else True
         parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
         scoring = {key: fields[key].contents() for key in (*SCORING, *THETAS, TURNED) if key in fields}
         absent = [name for name in TOKENIZER if name not in fields]
@@ -210,7 +216,7 @@ def _header(file: Path) -> FileHeader:
         "num_weights": sum(int(tensor.n_elements) for tensor in reader.tensors),
         "tensors": dict(Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()),
     }
-    return FileHeader(about, _scaling(rope, trained), divisors, ends, split, scoring)
+    return FileHeader(about, _scaling(rope, trained), divisors, ends, split, spaced, scoring)
 
 
 def _refuse_other_weights(model: Any, header: FileHeader, missing: Collection[str]) -> None:
@@ -286,6 +292,13 @@ def _split(tokenizer: Any, name: str | None) -> None:
         )
     digits = pre_tokenizers.Digits(individual_digits=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+def _without_space(backend: Any) -> None:
+    """Let a sentencepiece tokenizer add no space before a text, and remove none when it decodes."""
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):  # else it adds none, as of Gemma, or is not one
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _unknown_scaling(got: str) -> RefusedError:
