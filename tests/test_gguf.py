@@ -311,6 +311,10 @@ SCALING = "the scaling of its RoPE is not known: got {}, expected linear, yarn o
             "qwen2", lambda writer: writer.add_rope_dimension_count(4),
             UNUSED.format(r"rope\.dimension_count is 4, which the Qwen2"),
         ),
+        (
+            "llama", lambda writer: writer.add_ssm_dt_b_c_rms(True),
+            UNUSED.format(r"ssm\.dt_b_c_rms is True, which the Llama"),
+        ),
         ("llama", factors, SCALING.format("the tensor rope_factors_long.weight")),
         ("llama", other_divisors, SCALING.format("4 divisors of at most 9 in the tensor rope_freqs")),
         ("llama", scaling("longrope", 4.0), SCALING.format("the type 'longrope'")),

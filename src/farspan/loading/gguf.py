@@ -62,6 +62,7 @@ SCORING = {
 }
 THETAS = {"rope.freq_base": FULL, "rope.freq_base_swa": SLIDING}  # with the layers of each
 TURNED = "rope.dimension_count"  # of a head
+NORMS = "ssm.dt_b_c_rms"  # of FalconMamba, whose files name the architecture of Mamba
 # The layers by which llama.cpp recognises the models that scale attention by the model's width, not by 256.
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 # llama.cpp stores only the resulting divisors. Every Llama from 3.1 has these parameters, with factors of its own.
@@ -80,7 +81,7 @@ class FileHeader:
     ends: set[int]  # tokens that end a turn or a message; transformers reads only the one that ends a text
     split: str | None  # how the tokenizer splits text before byte-pair encoding
     spaced: bool  # whether sentencepiece adds a space before a text
-    scoring: dict[str, Any]  # values of the fields SCORING, THETAS and TURNED
+    scoring: dict[str, Any]  # values of the fields SCORING, THETAS, TURNED and NORMS
 
 
 def is_gguf(place: str | Path) -> bool:
@@ -194,7 +195,7 @@ def _header(file: Path) -> FileHeader:
         split = fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in fields else None
         spaced = bool(fields[SPACE].contents()) if SPACE in fields else True
         parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
-        scoring = {key: fields[key].contents() for key in (*SCORING, *THETAS, TURNED) if key in fields}
+        scoring = {key: fields[key].contents() for key in (*SCORING, *THETAS, TURNED, NORMS) if key in fields}
         absent = [name for name in TOKENIZER if name not in fields]
         divisors = None
         for tensor in reader.tensors:
@@ -249,6 +250,8 @@ def _complete(model: Any, header: FileHeader) -> None:
             f"{transformers.__version__} makes of it does not use. Load its safetensors weights instead"
         )
 
+    if header.scoring.get(NORMS):
+        raise refusal(NORMS)
     for field, name in SCORING.items():
         value = header.scoring.get(field) or None  # 0: none
         if field not in header.scoring or getattr(config, name, None) == value:
