@@ -129,10 +129,13 @@ class Fake:
         stop = set(body.get("stop_token_ids", ()))
         named = "repeat_penalty" if self.engine == "llama-server" else "repetition_penalty"
         penalty = body.get(named, self.faults.get("penalty", 1.0))  # of a generation_config.json, unless sent
+        presence = body.get("presence_penalty", self.faults.get("presence", 0.0))  # of a server's command, unless sent
+        greedy = "temperature" in body.get("samplers", self.faults.get("samplers", ["temperature"]))
         while len(tokens) < len(prompt) + most:
             logits = self.logits(tokens)[-1].clone()
             logits[list(set(tokens))] *= penalty  # log-probabilities are negative
-            tokens.append(int(logits.argmax()))
+            logits[list(set(tokens))] -= presence
+            tokens.append(int(logits.argmax() if greedy else logits.argmin()))
             if tokens[-1] in stop:
                 break
         return tokens[len(prompt) :]

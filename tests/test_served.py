@@ -463,11 +463,20 @@ def test_a_server_without_ids_of_new_tokens_is_asked_in_another_way(
     assert lm.identity["attention"] == ("prompt_logprobs" if engine == "vLLM" else "one_token")
 
 
-@pytest.mark.parametrize("engine", ["vLLM", "SGLang", "llama-server"])
+@pytest.mark.parametrize(
+    ("engine", "defaults"),
+    [
+        ("vLLM", {"penalty": 9.0}),
+        ("SGLang", {"penalty": 9.0}),
+        ("llama-server", {"penalty": 9.0}),
+        ("llama-server", {"presence": 9.0}),
+        ("llama-server", {"samplers": ["top_k"]}),
+    ],
+)
 def test_the_sampling_defaults_of_a_server_change_no_answer(
-    engine: str, own: LM, folder: Path, ids: torch.Tensor
+    engine: str, defaults: dict[str, Any], own: LM, folder: Path, ids: torch.Tensor
 ) -> None:
-    with serving(Fake(engine, own, penalty=9.0)) as url:
+    with serving(Fake(engine, own, **defaults)) as url:
         memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
         [there] = memory.generate(ids[:, 40:45], 12)
         ranks = memory.score(ids[:, 40:]).rank

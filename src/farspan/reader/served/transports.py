@@ -37,7 +37,9 @@ LEAST = -9999.0  # for a log-probability of minus infinity, which JSON lacks; ll
 CHAT = "/v1/chat/completions"
 # a server's own defaults, often from generation_config.json, would change greedy choices and the sampled distribution
 UNCHANGED = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
-UNCHANGED_BY_LLAMA = {"repeat_penalty": 1.0, "top_k": 0, "min_p": 0.0}
+# llama-server's are options of its command: all samplers but these, and penalties, which older versions always apply
+UNCHANGED_BY_LLAMA = {"samplers": ["temperature", "top_p"], "dynatemp_range": 0.0, "mirostat": 0}
+UNCHANGED_BY_LLAMA |= {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @runtime_checkable
