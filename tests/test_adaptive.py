@@ -147,11 +147,16 @@ def test_a_third_of_the_tokens_of_a_fixed_grid_gives_the_same_lengths(tmp_path: 
         assert b.low <= a.high
 
 
-def test_a_killed_run_decides_as_if_it_had_not_been(tmp_path: Path) -> None:
-    rule = fading(300, noise=0.06)
+@pytest.mark.parametrize(
+    ("half_life", "noise", "cuts"), [(300, 0.06, (3, 30, 74)), (150, 0.2, (60, 75))], ids=["lengths", "repeats"]
+)
+def test_a_killed_run_decides_as_if_it_had_not_been(
+    half_life: int, noise: float, cuts: tuple[int, ...], tmp_path: Path
+) -> None:
+    rule = fading(half_life, noise)
     whole = adaptively(tmp_path / "whole", rule)
     kept = (tmp_path / "whole" / "rows.jsonl").read_text().splitlines(keepends=True)
-    for cut in (3, 30, len(kept) - 2):
+    for cut in cuts:
         folder = tmp_path / f"cut-{cut}"
         adaptively(folder, copier(1), longest=64)  # a run folder, emptied and filled with the first rows
         (folder / "rows.jsonl").write_text("".join(kept[:cut]))

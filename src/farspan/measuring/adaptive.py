@@ -133,15 +133,15 @@ def measure_adaptively(
     rounds.record_unaffordable(grid if budget.left < 0 else [n for n in grid if n not in lengths], start)
 
     # decisions use only the lengths and repeats of the rounds so far, not rows that an earlier run added
-    chosen = set(grid)
-    while new := finer_lengths(rounds.curve(chosen, start), longest):
-        chosen |= set(new)
+    chosen = dict.fromkeys(grid, start)
+    while new := finer_lengths(rounds.curve(chosen), longest):
+        chosen |= dict.fromkeys(new, start)
         if not rounds.measure(task, new, start, ", refining"):
             break
     given_up: set[str] = set()
     curve_only = replace(task, depths=(0.0,))
     while repeats is None and start < (task.pool or 0):
-        more, hopeless = undecided(rounds.curve(chosen, start), longest, task.pool or 0)
+        more, hopeless = undecided(rounds.curve(chosen), longest, task.pool or 0)
         for name in sorted(hopeless - given_up):
             watch.notice(
                 f"{lm.name} {method}: an interval of {name.replace('_', '-')} within "
@@ -152,6 +152,7 @@ def measure_adaptively(
         start += RING
         if not more or not rounds.measure(curve_only, more, start, f", {start} repeats where undecided"):
             break
+        chosen |= dict.fromkeys(more, start)
     if left := [row for row in rounds.rows if id(row) in failed]:
         again = tuple(sorted({row.length for row in left}))
         rounds.measure(task, again, 1 + max(row.repeat for row in left), ", rows that ran out of memory before")
@@ -250,9 +251,9 @@ class _Rounds:
     def rows(self) -> list[Row]:
         return self.run.of(self.lm.name, str(self.method), self.task.measurement)
 
-    def curve(self, lengths: set[int], repeats: int) -> stats.MeasuredCurve:
-        """Return the curve at these lengths, of the first repeats only."""
-        return stats.curve(row for row in self.rows if row.length in lengths and row.repeat < repeats)
+    def curve(self, repeats: Mapping[int, int]) -> stats.MeasuredCurve:
+        """Return the curve at these lengths, of the first repeats of each."""
+        return stats.curve(row for row in self.rows if row.repeat < repeats.get(row.length, 0))
 
     def affordable(self, grid: tuple[int, ...], repeats: int) -> tuple[int, ...]:
         """Return the lengths of the grid that are measured, and as many others, shortest first, as the budget allows.
