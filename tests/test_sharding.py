@@ -328,6 +328,30 @@ def test_a_run_of_one_process_is_continued_by_shards_and_by_one_process_again(
     assert contents(run([lm], text, tmp_path / "run").rows) == contents(whole.rows)
 
 
+@pytest.mark.parametrize("divided_first", [True, False], ids=["shards, then one process", "one process, then shards"])
+def test_rows_of_more_repeats_replace_those_of_other_writers(
+    divided_first: bool, lm: LM, text: str, tmp_path: Path
+) -> None:
+    whole = run([lm], text, tmp_path / "whole", tasks=["curve"], repeats=8)
+    for number in (1, 2) if divided_first else (1,):
+        shard = (number, 2) if divided_first else None
+        run([lm], text, tmp_path / "run", shard, tasks=["curve"])  # 5 repeats
+
+    def stop(*of: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([lm], text, tmp_path / "run", tasks=["curve"], repeats=8, watch=Watch(start=stop))
+    for number in (1,) if divided_first else (1, 2):
+        shard = None if divided_first else (number, 2)
+        found = run([lm], text, tmp_path / "run", shard, tasks=["curve"], repeats=8)
+    assert contents(found.rows) == contents(latest(read_rows(tmp_path / "run"))) == contents(whole.rows)
+    written: list[Row] = []
+    watch = Watch(row=lambda row, done, total: written.append(row))
+    run([lm], text, tmp_path / "run", tasks=["curve"], repeats=8, watch=watch)
+    assert not written
+
+
 def test_a_folder_of_an_earlier_version_opens(lm: LM, text: str, tmp_path: Path) -> None:
     whole = run([lm], text, tmp_path / "run")
     (tmp_path / "run" / "run.lock").unlink()  # which it did not have

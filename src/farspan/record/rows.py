@@ -1,7 +1,7 @@
 """The files of a run, read: run.json, the rows of all its writers, the examples."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ REPAIR = "Restore it, or choose another folder (out)"  # of a damaged run.json
 UNFINISHED = ("oom", "budget")  # statuses of measurements that are repeated: more memory or time may be free then
 ABSENT = ("no_keys",)  # statuses of measurements that are complete and have no number
 NOT_FAILED = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
+ROWS_BEFORE = "rows_before"  # in run.json: the rows that each file had when lengths or repeats were changed last
 WRITER = re.compile(r"rows(?:-([1-9]\d*)-of-([1-9]\d*))?")
 
 
@@ -76,8 +77,8 @@ def read_rows(folder: str | Path) -> list[Row]:
     Raises:
         ValueError: the folder holds no run, or a line that is not a row.
     """
-    read_header(folder)
-    return current(merged([read_file(file)[0] for file in writers_files(expanded(folder), ".jsonl")]))
+    header = read_header(folder)
+    return current(joined({file: read_file(file)[0] for file in writers_files(expanded(folder), ".jsonl")}, header))
 
 
 def current(rows: Sequence[Row]) -> list[Row]:
@@ -85,6 +86,18 @@ def current(rows: Sequence[Row]) -> list[Row]:
     slots = [row.slot for row in rows]
     examples = dict(zip(slots, (row.example for row in rows), strict=True))
     return [row for slot, row in zip(slots, rows, strict=True) if row.example == examples[slot]]
+
+
+def joined(parts: Mapping[Path, list[Row]], header: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of all writers: first those written before the run's lengths or repeats were changed, which later
+    ones may replace.
+
+    Args:
+        parts: the rows of each file.
+    """
+    before: dict[str, int] = header.get(ROWS_BEFORE, {})
+    every = [(rows, before.get(file.name, 0)) for file, rows in parts.items()]
+    return merged([rows[:count] for rows, count in every]) + merged([rows[count:] for rows, count in every])
 
 
 def merged(parts: Sequence[list[Row]]) -> list[Row]:

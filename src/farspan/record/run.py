@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,8 +18,9 @@ from farspan.files import appending, locked, remove_leftovers, write
 from farspan.record.configs import OPTIONAL, refuse_other_config, refuse_other_weights
 from farspan.record.provenance import environment
 from farspan.record.rows import (
+    ROWS_BEFORE,
     Shard,
-    merged,
+    joined,
     read_examples,
     read_file,
     read_header,
@@ -101,17 +102,16 @@ class Run:
                 made = new  # not before: another process of the same shard may have made them
                 _refuse_other_layout(folder, shard)
             file = lock.enter_context(appending(path))
-            written = {one: read_file(one) for one in writers_files(folder, ".jsonl")}
-            parts = [rows for rows, _ in written.values()]
+            found = {one: read_file(one) for one in writers_files(folder, ".jsonl")}
+            every = {one: rows for one, (rows, _) in found.items()}
             named = {"methods": settings["methods"]} if "methods" in settings else {}  # `add_model` adds the models
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **named, **environment()}
             with _header_locked(folder):
-                known = [row for rows in parts for row in rows]
-                header = _begun(folder, as_read(settings), shard, known, may_grow)
-                file.truncate(written[path][1])
+                header = _begun(folder, as_read(settings), shard, every, may_grow)
+                file.truncate(found[path][1])
                 header["sessions"].append(session if shard is None else session | {"shard": list(shard)})
                 write(folder / "run.json", json.dumps(header, indent=2) + "\n")
-            return cls(folder, header, merged(parts), file, lock, [*made, *outer], shard)
+            return cls(folder, header, joined(every, header), file, lock, [*made, *outer], shard)
         except (ValueError, OSError):
             _remove([*made, *outer], folder)  # while it is locked
             lock.close()
@@ -119,7 +119,8 @@ class Run:
 
     def read_others(self) -> None:
         """Read the rows of all writers again: a writer that has ended may have begun the same work."""
-        self.know(merged([read_file(file)[0] for file in writers_files(self.folder, ".jsonl")]))
+        parts = {file: read_file(file)[0] for file in writers_files(self.folder, ".jsonl")}
+        self.know(joined(parts, read_header(self.folder)))
 
     def know(self, rows: Sequence[Row]) -> None:
         """Replace the known rows by these."""
@@ -312,12 +313,12 @@ def _others_write(folder: Path, shard: Shard) -> bool:
 
 
 def _begun(
-    folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Sequence[Row], may_grow: bool
+    folder: Path, settings: dict[str, Any], shard: Shard | None, parts: Mapping[Path, list[Row]], may_grow: bool
 ) -> dict[str, Any]:
     """Return the content of the run.json that a process continues, or of a new one.
 
     Args:
-        rows: of all writers of the run.
+        parts: the rows of each file of the run.
 
     Raises:
         ValueError: run.json is damaged; as `continued`, if the run has rows or other shards write.
@@ -333,10 +334,13 @@ def _begun(
     ):
         return header
     old, divided = before["settings"], shard is not None
+    rows = [row for part in parts.values() for row in part]
     now = continued(folder, old, settings, rows, divided=divided, may_grow=may_grow)
-    if any(now.get(name) != old.get(name) for name in ("methods", "lengths", "repeats")):
-        for session in before["sessions"]:
-            session.pop("ended", None)  # no shard has measured its part of what is new
+    changed = {name for name in ("methods", "lengths", "repeats") if now.get(name) != old.get(name)}
+    for session in before["sessions"] if changed else ():
+        session.pop("ended", None)  # no shard has measured its part of what is new
+    if changed - {"methods"}:
+        before[ROWS_BEFORE] = {file.name: len(part) for file, part in parts.items()}
     return before | {"settings": now}
 
 

@@ -211,6 +211,7 @@ class Header(Checked):
     settings: Words  # of the run: tasks, methods, lengths, seed
     models: dict[str, Identity]  # by name
     sessions: list[Session]  # one for each time that the command was started
+    rows_before: dict[str, Count] = {}  # by file: the rows that it had when lengths or repeats were changed last
 
 
 class Score(Checked):
