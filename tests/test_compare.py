@@ -416,6 +416,25 @@ def test_two_questions_of_one_task_that_are_refused_are_two_rows(lm: LM, text: s
     assert {cell.reason[:2] for cell in found} == {"64", "96"}
 
 
+def test_a_refusal_of_lengths_or_repeats_ends_when_the_run_is_continued_without_them(
+    lm: LM, text: str, tmp_path: Path
+) -> None:
+    def measured(**changes: Any) -> list[tuple[int, int, dict[str, int]]]:
+        how = {"tasks": ("perplexity:target_tokens=8",), "lengths": (16, 32), "cost": False} | changes
+        found = compared([lm], text, tmp_path, ["full"], **how)
+        assert found == report.cells(read_rows(tmp_path / "run"), read_header(tmp_path / "run"))
+        return [(cell.length, cell.n, cell.statuses) for cell in found]
+
+    for repeats in (4, 5):
+        complete = [(16, repeats, {}), (32, repeats, {})]
+        assert measured(repeats=repeats) == complete
+        refused = [(16, repeats, {"refused": 1}), (32, repeats, {"refused": 1})]
+        assert measured(repeats=10_000) == measured(repeats=10_000) == refused
+        assert measured(repeats=repeats) == complete
+    assert measured(repeats=5, lengths=(8, 16, 32)) == [(8, 0, {"refused": 1}), *complete]
+    assert measured(repeats=5) == complete
+
+
 def test_what_is_recorded_is_not_measured_again(lm: LM, text: str, tmp_path: Path) -> None:
     compared([lm], text, tmp_path)
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()

@@ -15,7 +15,7 @@ from farspan.measuring.setups import Grid, Setup, possible_lengths
 from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, DEFAULT_REPEATS, LENGTHS, SAMPLED, Run
+from farspan.record import ABSENT, DEFAULT_REPEATS, LENGTHS, SAMPLED, Run, latest
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING
@@ -202,7 +202,7 @@ def _refuse(
     run: Run, lm: LM, how: Method, one: Setup, seed: int, reasons: Mapping[int, str], status: str = "refused"
 ) -> None:
     """Record the refused lengths, each once: one row of that status in place of the rows of its examples."""
-    known = {(row.key, row.reason) for row in run.rows if row.status == status}
+    known = {(row.key, row.reason) for row in latest(run.rows) if row.status == status} if reasons else set()
     for length, reason in reasons.items():
         place = {"length": length, "repeat": 0, "example": no_example(one.bound.task)}
         row = one.bound.row(lm, str(how), seed, **place, status=status, reason=reason)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from farspan.files import expanded
-from farspan.record import Row, latest, read_header, read_rows
+from farspan.record import DEFAULT_REPEATS, Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
 from farspan.stats import version_label
@@ -31,16 +31,35 @@ class Source:
 
     @classmethod
     def of(cls, name: str, folder: str | Path, header: Mapping[str, Any], rows: Iterable[Row]) -> "Source":
-        """Return a source whose header has the current form, whatever version of farspan wrote it. Refusals of methods
-        that a later command left out are left out."""
-        methods = header["settings"].get("methods", ())
-        last = [row for row in latest(rows) if row.status != "refused" or not methods or row.method in methods]
+        """Return a source whose header has the current form, whatever version of farspan wrote it."""
+        last = _without_old_refusals(latest(rows), header["settings"])
         return cls(name, Path(folder), current_header(header, last), last)
 
     @property
     def is_comparison(self) -> bool:
         """Whether `farspan compare` measured the run: its lines are compared with the first."""
         return bool(self.header["settings"].get("compared"))
+
+
+def _without_old_refusals(rows: list[Row], settings: Mapping[str, Any]) -> list[Row]:
+    """Return rows without the refusals of methods, lengths or repeats that a later command left out."""
+    if all(row.status != "refused" for row in rows):
+        return rows
+    methods, lengths = settings.get("methods", ()), settings.get("lengths")
+    measured: dict[tuple[Any, ...], set[int]] = {}  # repeats
+    for row in rows:
+        if not row.of_all:
+            measured.setdefault((row.model, row.method, row.measurement, row.length), set()).add(row.repeat)
+
+    def holds(row: Row) -> bool:
+        if methods and row.method not in methods:
+            return False
+        if not isinstance(lengths, list) or row.task == COST:  # lengths that were not given
+            return True
+        found = measured.get((row.model, row.method, row.measurement, row.length), ())
+        return row.length in lengths and len(found) < (settings.get("repeats") or DEFAULT_REPEATS)
+
+    return [row for row in rows if row.status != "refused" or holds(row)]
 
 
 @dataclass(frozen=True)
