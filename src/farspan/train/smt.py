@@ -1,4 +1,4 @@
-"""Sparse Memory Training: extend the context of any causal model at the cost per step of its own window.
+"""Sparse Memory Training: extend the context of any causal model by steps whose cost does not grow with it.
 
 Sparse Memory Training for Long-Sequence Modeling, section 3 and appendices B.1 and D. The end of a long document is
 the target, the rest is memory. Few tokens of the memory are sampled, fewer the further away (`draws`), and keep their
