@@ -156,7 +156,7 @@ def test_it_goes_together_with_rope(lm: LM) -> None:
         ("ape:temperature=0", "temperature and scale must be above 0 and finite"),
         ("ape:scale=-1", "temperature and scale must be above 0 and finite"),
         ("ape:scale=inf", "temperature and scale must be above 0 and finite"),
-        ("ape:piece=0", "piece must be at least 1 token"),
+        ("ape:piece=0", "ape: piece: got 0, expected at least 1"),
         ("ape+replug:piece=4", "both change how passages works"),
         ("ape+dca", "both change how attention works"),
         ("ape+sinks:window=9", "both change how attention works"),

@@ -77,7 +77,7 @@ def test_an_eviction_frees_the_keys_of_a_layer_before_those_of_the_next_are_copi
     [
         ("tova", "tova needs one budget of keys: write tova:capacity=KEYS, or tova:share=0.25 of the text"),
         ("knorm:capacity=5,share=0.5", "knorm needs one budget"),
-        ("tova:capacity=0", "capacity must be at least 1 key"),
+        ("tova:capacity=0", "tova: capacity: got 0, expected at least 1"),
         ("knorm:share=0", "share must be above 0 and at most 1"),
         ("knorm:share=1.1", "share must be above 0 and at most 1"),
         ("knorm:share=nan", "share must be above 0 and at most 1"),

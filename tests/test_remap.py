@@ -252,12 +252,12 @@ def test_a_text_that_the_group_does_not_cover_is_refused_with_one_that_does(toke
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("selfextend:group=0", "group and window must be at least 1"),
-        ("selfextend:group=2,window=0", "group and window must be at least 1"),
+        ("selfextend:group=0", "selfextend: group: got 0, expected at least 1"),
+        ("selfextend:group=2,window=0", "selfextend: window: got 0, expected at least 1"),
         ("selfextend", "needs group: write selfextend:group="),
-        ("dca:chunk=0", "chunk must be at least 1"),
-        ("dca:chunk=5,local=5", "local must be at least 0 tokens and less than chunk"),
-        ("dca:local=-1", "local must be at least 0"),
+        ("dca:chunk=0", "dca: chunk: got 0, expected at least 1"),
+        ("dca:chunk=5,local=5", "local must be less than chunk"),
+        ("dca:local=-1", "dca: local: got -1, expected at least 0"),
         ("dca+selfextend:group=2", "both change how attention works; use one of them, with methods of the other kinds"),
         ("dca+sinks:window=9", "both change how attention works"),
         ("rope:type=dynamic+dca", "both change how attention works"),

@@ -174,8 +174,9 @@ def test_the_factor_is_that_of_the_file(lm: LM, tmp_path: Path) -> None:
         ("rope:type=yarn,factor=2,file=f.json", "file belongs to rope:type=factors: leave it out"),
         ("rope:type=yarn,factor=2,turns=2", "turns belongs to rope:type=truncated"),
         ("rope:type=truncated,factor=2", "truncated RoPE has no factor"),
-        ("rope:type=truncated,turns=-1", "turns must be at least 0"),
-        ("rope:type=truncated,turns=nan", "turns must be at least 0"),
+        ("rope:type=truncated,turns=-1", "rope: turns: got -1, expected at least 0"),
+        ("rope:type=truncated,turns=nan", "rope: turns: got nan, expected at least 0"),
+        ("rope:type=truncated,turns=inf", "rope: turns: got inf, expected at least 0"),
         ("rope:type=factors,file=f.json+rope:type=truncated", "both change how RoPE works"),
     ],
 )

@@ -101,9 +101,9 @@ def choice(known: Iterable[str], default: Any = MISSING, *, quiet: bool = False)
     return dataclasses.field(default=default, metadata={"known": tuple(known), "quiet": quiet})
 
 
-def limited(default: Any, least: float = 0, most: float = math.inf, *, quiet: bool = False) -> Any:
-    """Return the field of a setting that is a number from `least` to `most`, or None if that is its default. `quiet`:
-    see `written`."""
+def limited(default: Any = MISSING, least: float = 0, most: float = math.inf, *, quiet: bool = False) -> Any:
+    """Return the field of a setting that is a finite number from `least` to `most`, or None if that is its default.
+    `quiet`: see `written`."""
     return dataclasses.field(default=default, metadata={"limits": (least, most), "quiet": quiet})
 
 
@@ -118,7 +118,7 @@ def check_settings(settings: Any) -> None:
             check_known(f"{settings.name}: {one.name} =", value, (*known, *optional))
             if value in optional:
                 object.__setattr__(settings, one.name, None)
-        if (limits := one.metadata.get("limits")) and not limits[0] <= value <= limits[1]:
+        if (limits := one.metadata.get("limits")) and not (limits[0] <= value <= limits[1] and value < math.inf):
             expected = "at least {:,}" if limits[1] == math.inf else "{:,} to {:,}"
             given = f"{settings.name}: {one.name}: got {as_written(value)}"
             raise ValueError(f"{given}, expected {expected.format(*limits)}")

@@ -35,6 +35,7 @@ from farspan.lm import LM
 from farspan.methods.base import ATTENTION, PASSAGES, TEMPERATURE, Method
 from farspan.methods.replug import piece_sizes, pieces
 from farspan.reader import CachedMemory, DenseReader, Ids, Reader, Work, attending, in_one_call
+from farspan.specs import limited
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,16 @@ class Ape(Method):
 
     temperature: float = 0.9  # of the scores of the passages
     scale: float = 0.9  # of their log-sum-exp
-    piece: int | None = None  # tokens; longer passages are cut
+    piece: int | None = limited(None, 1)  # tokens; longer passages are cut
 
     name: ClassVar[str] = "ape"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION, TEMPERATURE, PASSAGES)
     in_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.temperature < math.inf and 0 < self.scale < math.inf):
             raise ValueError(f"{self}: temperature and scale must be above 0 and finite; the paper uses up to 1")
-        if self.piece is not None and self.piece < 1:
-            raise ValueError(f"{self}: piece must be at least 1 token")
 
     def small(self, num_tokens: int) -> "Ape":
         return replace(self, piece=min(self.piece or num_tokens, num_tokens // 5))

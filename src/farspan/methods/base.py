@@ -10,7 +10,7 @@ from torch import Tensor
 
 from farspan.lm import LM
 from farspan.reader import DenseReader, Reader
-from farspan.specs import written
+from farspan.specs import check_settings, written
 
 ROPE, ATTENTION, TEMPERATURE, PASSAGES = "RoPE", "attention", "temperature", "passages"  # the parts a method can change
 ORDER = (ROPE, ATTENTION, TEMPERATURE, PASSAGES)  # from the inside out
@@ -26,6 +26,9 @@ class Method(Protocol):
     name: ClassVar[str] = ""
     in_model: ClassVar[bool] = True  # the model, called directly inside `on`, gives the same scores
     scores_as_it_reads: ClassVar[bool] = True  # a scored token sees the text as if it were read
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def __str__(self) -> str:
         return written(self.name, self)

@@ -13,6 +13,7 @@ from farspan.hf.remap import in_place
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
+from farspan.specs import limited
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,18 @@ class Evicting(Method, Eviction):
 class Budget(Evicting):
     """The base of methods that read with full attention and then keep the keys with the largest `votes`."""
 
-    capacity: int | None = None  # keys per head
+    capacity: int | None = limited(None, 1)  # keys per head
     share: float | None = None  # of the tokens of the text, rounded up; instead of capacity
 
     window: ClassVar[int] = 1  # last queries that the choice needs
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.capacity is None) == (self.share is None):
             raise ValueError(
                 f"{self.name} needs one budget of keys: write {self.name}:capacity=KEYS, or {self.name}:share=0.25 of "
                 "the text"
             )
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError(f"{self}: capacity must be at least 1 key")
         if self.share is not None and not 0.0 < self.share <= 1.0:
             raise ValueError(f"{self}: share must be above 0 and at most 1")
 

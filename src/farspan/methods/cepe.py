@@ -43,7 +43,7 @@ from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.reader.checks import check_ids
-from farspan.specs import check_settings, choice, limited
+from farspan.specs import choice, limited
 
 CHUNK = 256  # tokens; as the published models were trained
 DECODER_WINDOW = 2048  # tokens
@@ -63,9 +63,6 @@ class Cepe(Method):
     name: ClassVar[str] = "cepe"
     in_model: ClassVar[bool] = False
     scores_as_it_reads: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.decoder_window or DECODER_WINDOW)

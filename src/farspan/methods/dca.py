@@ -25,23 +25,23 @@ from farspan.hf.remap import Piece, remapped
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
+from farspan.specs import limited
 
 
 @dataclass(frozen=True)
 class Dca(Method):
     """Chunks of `chunk` tokens, the first `local` of which keep their distances to the chunk before."""
 
-    chunk: int | None = None  # tokens; default: 3/4 of the trained length
-    local: int | None = None  # tokens; default: 1/8 of it, or of 4/3 of the chunk
+    chunk: int | None = limited(None, 1)  # tokens; default: 3/4 of the trained length
+    local: int | None = limited(None)  # tokens; default: 1/8 of it, or of 4/3 of the chunk
 
     name: ClassVar[str] = "dca"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and self.chunk < 1:
-            raise ValueError(f"{self}: chunk must be at least 1 token")
-        if self.local is not None and not 0 <= self.local < (self.chunk or self.local + 1):
-            raise ValueError(f"{self}: local must be at least 0 tokens and less than chunk")
+        super().__post_init__()
+        if self.chunk is not None and self.local is not None and self.local >= self.chunk:
+            raise ValueError(f"{self}: local must be less than chunk")
 
     def small(self, num_tokens: int) -> "Dca":
         chunk = min(self.chunk or num_tokens, num_tokens // 5)

@@ -21,6 +21,7 @@ from farspan.hf.attend import Position, SinkWindow, sink_window
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
+from farspan.specs import limited
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,11 @@ class LambdaMask(Method):
     """The last `window` tokens and the first `sinks`, at most `window` tokens away."""
 
     # tokens, the current one included; also the largest distance; default: the trained length
-    window: int | None = None
-    sinks: int = 10  # tokens at the beginning of the text
+    window: int | None = limited(None, 1)
+    sinks: int = limited(10)  # tokens at the beginning of the text
 
     name: ClassVar[str] = "lambda_mask"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
-
-    def __post_init__(self) -> None:
-        if (self.window is not None and self.window < 1) or self.sinks < 0:
-            raise ValueError(f"{self}: window must be at least 1, sinks at least 0")
 
     def fitted(self, trained_length: int | None) -> "LambdaMask":
         return self if self.window is not None else replace(self, window=trained_length or DEFAULT_TRAINED_LENGTH)

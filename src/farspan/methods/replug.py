@@ -38,7 +38,7 @@ from farspan.reader import (
     dense_reader,
     in_one_call,
 )
-from farspan.specs import check_settings, choice, limited
+from farspan.specs import choice, limited
 from farspan.text import encoders, retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
@@ -59,7 +59,7 @@ class Replug(Method):
     in_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.encoder != retrieval.ENCODER and self.weights != "dense":
             raise ValueError(
                 f"encoder={self.encoder} has no effect on replug weights={self.weights}: use weights=dense, or leave "

@@ -31,7 +31,7 @@ every key is rotated again for each query beyond `original`.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,7 +45,7 @@ from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader, read_alike
-from farspan.specs import check_settings, choice, limited
+from farspan.specs import choice, limited
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
@@ -61,21 +61,19 @@ class Rope(Method):
     # of dynamic: how fast its scale grows; default the paper's 1
     factor: float | None = limited(None, 1, LARGEST_FACTOR)
     original: int | None = limited(None, 1)  # tokens; default: the model's trained length
-    turns: float = field(default=1.0, metadata={"quiet": True})  # truncated: least rotations in `original`
+    turns: float = limited(1.0, quiet=True)  # truncated: least rotations in `original`
     file: str | None = None  # JSON, for factors
 
     name: ClassVar[str] = "rope"
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.type != "factors" and self.file is not None:
             raise ValueError(f"{self}: file belongs to rope:type=factors: leave it out")
         if self.type == "factors" and self.file is None:
             raise ValueError("rope:type=factors needs a file: write file=FACTORS.json")
         if self.turns != 1.0 and self.type != "truncated":
             raise ValueError(f"{self}: turns belongs to rope:type=truncated: leave it out")
-        if not 0.0 <= self.turns < math.inf:
-            raise ValueError(f"{self}: turns must be at least 0")
         if self.factor is None and self.type == "dynamic":
             object.__setattr__(self, "factor", 1.0)
         if self.type == "truncated" and self.factor is not None:

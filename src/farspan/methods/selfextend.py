@@ -23,21 +23,18 @@ from farspan.hf.remap import Piece, remapped
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
+from farspan.specs import limited
 
 
 @dataclass(frozen=True)
 class SelfExtend(Method):
     """The last `window` tokens at their distances, earlier ones in groups of `group`."""
 
-    group: int  # tokens that share a position
-    window: int | None = None  # tokens, the current one included; default: half the trained length
+    group: int = limited(least=1)  # tokens that share a position
+    window: int | None = limited(None, 1)  # tokens, the current one included; default: half the trained length
 
     name: ClassVar[str] = "selfextend"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
-
-    def __post_init__(self) -> None:
-        if self.group < 1 or (self.window is not None and self.window < 1):
-            raise ValueError(f"{self}: group and window must be at least 1 token")
 
     def kept_twice(self, num_tokens: int) -> int:
         return max(0, num_tokens - (self.window or 0))

@@ -16,7 +16,7 @@ comparisons; ours is as fast without it. Keeps up to stride - 1 keys more.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, cast
 
@@ -26,22 +26,19 @@ from farspan.hf.attend import Position, SinkWindow, sink_window
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
+from farspan.specs import limited
 
 
 @dataclass(frozen=True)
 class Sinks(Method):
     """The last `window` tokens and the first `sinks`."""
 
-    window: int | None = None  # tokens, the current one included; default: all that the trained length allows
-    sinks: int = 4  # tokens at the beginning of the text
-    stride: int = field(default=1, metadata={"quiet": True})  # tokens between two trimmings of the cache
+    window: int | None = limited(None, 1)  # tokens, the current one included; default: all that the trained one allows
+    sinks: int = limited(4)  # tokens at the beginning of the text
+    stride: int = limited(1, 1, quiet=True)  # tokens between two trimmings of the cache
 
     name: ClassVar[str] = "sinks"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
-
-    def __post_init__(self) -> None:
-        if (self.window is not None and self.window < 1) or self.sinks < 0 or self.stride < 1:
-            raise ValueError(f"{self}: window and stride must be at least 1, sinks at least 0")
 
     def fitted(self, trained_length: int | None) -> "Sinks":
         if self.window is not None:

@@ -16,7 +16,7 @@ answer, where it does not vote. Holds every key while it reads, then `capacity` 
 `read` after that reads the text again. Not trained.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -26,7 +26,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 
 from farspan.hf.attend import Call
 from farspan.methods.budget import Evicting, largest_votes
-from farspan.specs import check_settings, choice
+from farspan.specs import choice, limited
 
 POOLS = ("max", "mean")
 
@@ -36,18 +36,18 @@ class SnapKV(Evicting):
     """The `capacity` keys of each head that the last `window` queries of the text attend to most."""
 
     capacity: int  # keys per head, the window among them
-    window: int = 32  # tokens at the end of the text, which are kept and vote
-    kernel: int = field(default=7, metadata={"quiet": True})  # neighbouring keys whose votes are pooled, odd
+    window: int = limited(32, 1)  # tokens at the end of the text, which are kept and vote
+    kernel: int = limited(7, 1, quiet=True)  # neighbouring keys whose votes are pooled, odd
     pool: str = choice(POOLS, "max", quiet=True)
 
     name: ClassVar[str] = "snapkv"
 
     def __post_init__(self) -> None:
-        if self.window < 1 or self.capacity <= self.window:
-            raise ValueError(f"{self}: expected a window of at least 1 token, and a capacity larger than the window")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"{self}: kernel must be odd and at least 1; 1 pools nothing")
-        check_settings(self)
+        super().__post_init__()
+        if self.capacity <= self.window:
+            raise ValueError(f"{self}: expected a capacity larger than the window")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"{self}: kernel must be odd; 1 pools nothing")
 
     def kept_to_answer(self, num_tokens: int) -> int:
         return min(num_tokens, self.capacity)

@@ -33,6 +33,7 @@ from farspan.hf.remap import in_place
 from farspan.lm import LM
 from farspan.methods.base import TEMPERATURE, Method
 from farspan.reader import DenseReader, Reader, attending
+from farspan.specs import limited
 
 SCALES = "log_n_scales.json"  # in the folder of a trained model
 
@@ -41,15 +42,12 @@ SCALES = "log_n_scales.json"  # in the folder of a trained model
 class Temperature(Method):
     """Queries beyond `original` tokens are multiplied by ln(tokens) / ln(original)."""
 
-    original: int | None = None  # tokens; default: the model's trained length, or that of `scales`
+    # tokens, at least 2, whose logarithm is not 0; default: the model's trained length, or that of `scales`
+    original: int | None = limited(None, 2)
     scales: str | None = None  # exponents of the factor, one for each head: a file, or the folder of a trained model
 
     name: ClassVar[str] = "temperature"
     changes: ClassVar[tuple[str, ...]] = (TEMPERATURE,)
-
-    def __post_init__(self) -> None:
-        if self.original is not None and self.original < 2:
-            raise ValueError(f"{self}: original must be at least 2 tokens, since the queries are divided by its log")
 
     @property
     def files(self) -> tuple[Path, ...]:

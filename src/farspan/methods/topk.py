@@ -21,20 +21,17 @@ from farspan.hf.attend import dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
+from farspan.specs import limited
 
 
 @dataclass(frozen=True)
 class TopK(Method):
     """The `k` largest scores of each query and head."""
 
-    k: int  # keys, the current one among them only if it is one of the largest
+    k: int = limited(least=1)  # keys, the current one among them only if it is one of the largest
 
     name: ClassVar[str] = "topk"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"{self}: k must be at least 1")
 
     def small(self, num_tokens: int) -> "TopK":
         return replace(self, k=min(self.k, num_tokens // 16))
