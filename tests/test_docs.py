@@ -99,6 +99,18 @@ def test_a_how_to_page_runs_as_written(page: Path, folder: Path, monkeypatch: py
     run_page(page, folder, monkeypatch)
 
 
+def test_the_methods_for_long_documents_answer_questions_about_two_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("The new server is in room 214. " * 10)
+    named = re.findall(r"^- `(.+?)`:", (DOCS / "howto" / "ask-documents.md").read_text("utf-8"), re.M)
+    assert len(named) == 4
+    for method in named:
+        output_of(f"farspan ask demo Where? --context a.txt --context b.txt --max-new-tokens 2 --method {method}")
+
+
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
 def test_a_how_to_page_answers_with_at_most_three_commands(page: Path) -> None:
     assert len(re.findall("^farspan ", page.read_text("utf-8"), re.M)) <= 3
