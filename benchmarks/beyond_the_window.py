@@ -9,11 +9,10 @@ from the rows. Last line: the figures as JSON.
 """
 
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import parser_of, run_script
+from common import folder_or_scratch, parser_of, run_script
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -44,8 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the run and the picture here")
     options = parser.parse_args()
     lengths, repeats = (LENGTHS[:-1], 3) if options.quick else (LENGTHS, 48)
-    with tempfile.TemporaryDirectory() as scratch:
-        out = options.out or Path(scratch)
+    with folder_or_scratch(options.out) as out:
         task = f"perplexity:target_tokens={TARGETS}"
         methods = [text.format(factor=options.factor) for text in METHODS]
         rows = measure([embedded_model()], methods, [task], text=TEXT, lengths=lengths, repeats=repeats, out=out).rows

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def rows_of(task: Any, lm: Any, **what: Any) -> list[Any]:
 
     with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
         return measure_cell(task, method("full"), lm, run, **what)
+
+
+@contextmanager
+def folder_or_scratch(out: Path | None) -> Iterator[Path]:
+    """Yield the folder in which to keep what is measured; None: one that is deleted at the end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        yield out or Path(scratch)
 
 
 def random_text(vocabulary: int, length: int) -> Any:

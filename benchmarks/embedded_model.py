@@ -6,11 +6,10 @@ Natural text of held-out files, of files it was trained on (figure 4 of Liu et a
 shuffled tokens of held-out files. Draws all three in one picture. Last line: the figures as JSON.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import end, parser_of, run_script
+from common import end, folder_or_scratch, parser_of, run_script
 
 from farspan import measure
 from farspan.loading.places import DEMO, folder_of
@@ -30,8 +29,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep runs and picture here")
     options = parser.parse_args()
     model = folder_of(DEMO)
-    with tempfile.TemporaryDirectory() as scratch:
-        out = options.out or Path(scratch)
+    with folder_or_scratch(options.out) as out:
         rows = []
         for text in TEXTS:
             what: dict[str, Any] = {"text": text, "lengths": LENGTHS, "repeats": 8 if options.quick else 40}

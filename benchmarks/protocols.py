@@ -10,12 +10,11 @@ reach further than `nested`. Last line: the figures as JSON.
 """
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import end, parser_of, run_script
+from common import end, folder_or_scratch, parser_of, run_script
 
 from farspan import measure, stats
 from farspan.loading.places import DEMO, folder_of
@@ -46,8 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     lengths, repeats = ((96, 254, 448), 8) if options.quick else (LENGTHS, options.repeats)
     figures: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        out = options.out or Path(scratch)
+    with folder_or_scratch(options.out) as out:
         for model in options.models:
             name = Path(model).name
             for text in (options.text, f"shuffled:{options.text}"):

@@ -30,7 +30,6 @@ as JSON.
 
 import argparse
 import math
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from typing import Any
 import numpy as np
 import recorded as kept
 import torch
-from common import Interval, end, interval, only_png, parser_of, run_script, running_mean, table
+from common import Interval, end, folder_or_scratch, interval, only_png, parser_of, run_script, running_mean, table
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
@@ -434,8 +433,7 @@ def main() -> None:
     names = options.recipes or DEFAULT[: 2 if options.quick else None]
     steps, repeats = (16, 4) if options.quick else (options.steps, options.repeats)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as scratch:
-        out = options.out or Path(scratch)
+    with folder_or_scratch(options.out) as out:
         out = out if options.model == DEMO else out / Path(options.model).name
         if options.paired:
             curves = recorded_pairs() if options.recorded else paired_curves(names, options, out, steps, repeats)

@@ -11,7 +11,6 @@ example, Student's t, p < 0.05 after Holm over the table. Prints the table in Ma
 """
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import parser_of, run_script, table
+from common import folder_or_scratch, parser_of, run_script, table
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -112,8 +111,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lm = load(options.model, dtype="float32", device="cpu") if options.model else embedded_model()
     chosen = {name: one for name, one in TASKS.items() if name in (options.task or TASKS)}
-    with tempfile.TemporaryDirectory() as scratch:
-        out = options.out or Path(scratch)
+    with folder_or_scratch(options.out) as out:
         places: dict[str, Any] = {"out": out, "data": options.data}
         if "ralm" in chosen:
             places["index"] = build(FOUND, out / "index", tokens=62, tokenizer=lm.tokenizer).folder

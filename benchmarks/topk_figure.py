@@ -9,13 +9,12 @@ line: the figures as JSON.
 """
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import only_png, parser_of, run_script
+from common import folder_or_scratch, only_png, parser_of, run_script
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -65,8 +64,7 @@ def main() -> None:
     methods = ["full", *(f"topk:k={k}" for k in ks)]
     what = {"text": options.text, "lengths": lengths, "repeats": 4 if options.quick else 48}
     task = f"perplexity:target_tokens={TARGETS}"
-    with tempfile.TemporaryDirectory() as scratch:
-        out = options.out or Path(scratch)
+    with folder_or_scratch(options.out) as out:
         full, *topk = series(measure([lm], methods, [task], out=out, **what).rows)
         path = out / "topk.png"
         draw(full, topk, ks, path, f"Top-k attention: {Path(lm.name).name} ({full.what})")

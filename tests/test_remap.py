@@ -258,7 +258,7 @@ def test_a_text_that_the_group_does_not_cover_is_refused_with_one_that_does(toke
         ("dca:chunk=0", "dca: chunk: got 0, expected at least 1"),
         ("dca:chunk=5,local=5", "local must be less than chunk"),
         ("dca:local=-1", "dca: local: got -1, expected at least 0"),
-        ("dca+selfextend:group=2", "both change how attention works; use one of them, with methods of the other kinds"),
+        ("dca+selfextend:group=2", "use one of them, with methods of the other kinds: RoPE, temperature, passages$"),
         ("dca+sinks:window=9", "both change how attention works"),
         ("rope:type=dynamic+dca", "both change how attention works"),
     ],

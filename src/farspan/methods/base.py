@@ -129,7 +129,7 @@ class Composed(Method):
             if len(same) > 1:
                 raise ValueError(
                     f"{' and '.join(same)} cannot be composed: both change how {what} works; use one of them, "
-                    f"with methods of the other kinds: {', '.join(ORDER)}"
+                    f"with methods of the other kinds: {', '.join(kind for kind in ORDER if kind != what)}"
                 )
         order = sorted(self.parts, key=lambda part: ORDER.index(part.changes[0]))
         object.__setattr__(self, "parts", tuple(order))
