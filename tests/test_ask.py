@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from farspan.ask import Conversation, num_tokens, read_texts, template
+from farspan.ask import Conversation, asked, num_tokens, read_texts, template
 from farspan.cli import app
 from farspan.doctor import diagnose
 from farspan.lm import LM, wrap
@@ -18,7 +18,7 @@ from farspan.methods import method
 from farspan.report import progress
 
 from cepe_models import tiny_cepe
-from tiny import tiny_model
+from tiny import blank_first_tokenizer, tiny_model
 
 CHAT = (
     "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
@@ -104,6 +104,13 @@ def test_special_tokens_come_from_the_template_only(chat: str | None, lm: LM, mo
     assert plain == lm.tokenizer(between + "who?" + after, add_special_tokens=False)["input_ids"]
     assert named.count(special) == plain.count(special) == after.count("<s>")
     assert lm.tokenizer.decode(named) == f"{between}who?<s>bot: nobody<s>{after}"
+
+
+@pytest.mark.parametrize(("between", "after"), [("Question: ", "\nAnswer:"), ("", " [/INST]")])
+def test_a_question_has_the_tokens_that_it_has_after_the_context(between: str, after: str) -> None:
+    lm = wrap(tiny_model(), blank_first_tokenizer(map(chr, (10, *range(33, 127)))), "tiny")
+    context, whole = (lm.tokenizer(text)["input_ids"] for text in ("a fox\n\n", f"a fox\n\n{between}who?{after}"))
+    assert asked(lm, between, "who?", after)[0].tolist() == whole[len(context) :]
 
 
 @pytest.fixture

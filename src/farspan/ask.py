@@ -23,7 +23,7 @@ from torch import Tensor
 from farspan.lm import LM
 from farspan.loading.errors import BROKEN, one_line
 from farspan.reader import Memory, Reader
-from farspan.tasks.prompts import encoded
+from farspan.tasks.prompts import continued, encoded
 from farspan.text.utf8 import read_text, refuse_surrogates
 
 PLAIN = "{context}Question: {question}\nAnswer:"
@@ -99,7 +99,7 @@ class Conversation:
                     shown = text
 
         self.memory.generate(
-            _asked(self.lm, self._between, question.strip(), self._after),
+            asked(self.lm, self._between, question.strip(), self._after),
             max_new_tokens,
             stop=self.lm.stop_tokens,
             on_token=stream,
@@ -218,13 +218,16 @@ def _of_template(lm: LM, text: str) -> list[int]:
     return list(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _asked(lm: LM, between: str, question: str, after: str) -> Tensor:
-    """Return the tokens of a question inside its template. Only the template can have special tokens: those named in a
-    question are text, or it could end the user's turn. The plain text around the question is tokenised with it."""
+def asked(lm: LM, between: str, question: str, after: str) -> Tensor:
+    """Return the tokens of a question inside its template, after the context. Only the template can have special
+    tokens: those named in a question are text, or it could end the user's turn. The plain text around the question is
+    tokenised with it."""
     named = [re.escape(one.content) for one in lm.tokenizer.added_tokens_decoder.values() if one.special]
     special = re.compile("|".join(sorted(named, key=len, reverse=True)) or r"(?!)")
     begin = max((found.end() for found in special.finditer(between)), default=0)
     found = special.search(after)
     end = len(after) if found is None else found.start()
-    middle = encoded(lm.tokenizer, between[begin:] + question + after[:end]).tolist()
-    return torch.tensor([_of_template(lm, between[:begin]) + middle + _of_template(lm, after[end:])], dtype=torch.long)
+    text = between[begin:] + question + after[:end]
+    middle = encoded(lm.tokenizer, text) if begin else continued(lm.tokenizer, text)[0]
+    ids = [*_of_template(lm, between[:begin]), *middle.tolist(), *_of_template(lm, after[end:])]
+    return torch.tensor([ids], dtype=torch.long)

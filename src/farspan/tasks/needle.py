@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from farspan.ask import template
+from farspan.ask import asked, template
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
@@ -227,13 +227,13 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
             return chains(rng, lm, count, self.used("hops"), self.num_digits)
         return needles(rng, lm, count, self.used("answers") or 1, self.forms, self.num_digits)
 
-    def _template(self, lm: LM) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the tokens before the description, and those between question and answer; None: no chat template."""
+    def _template(self, lm: LM) -> tuple[np.ndarray, str | None]:
+        """Return the tokens before the description, and the text after the question; None: no chat template."""
         if self.ask == "forced" or not getattr(lm.tokenizer, "chat_template", None):
             return np.array(lm.separator.ids), None
         before, between, after = template(lm, DAY)
-        ids = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, between + after)]
-        return np.array(ids[0] or lm.separator.ids, np.int64), np.array(ids[1], np.int64)
+        ids = lm.tokenizer(before, add_special_tokens=False)["input_ids"]
+        return np.array(ids or lm.separator.ids, np.int64), between + after
 
     def chat(self, lm: LM) -> str | None:
         head, end = self._template(lm)
@@ -339,20 +339,20 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
 
 def _query(
-    lm: LM, facts: tuple[Fact, ...], question: str, beginning: str, answers: Sequence[str], end: np.ndarray | None
+    lm: LM, facts: tuple[Fact, ...], question: str, beginning: str, answers: Sequence[str], end: str | None
 ) -> NeedleQuery:
     """Return the query for these answers.
 
     Args:
         beginning: of the answer.
-        end: tokens of the chat template between question and answer; None: no template.
+        end: of the chat template, between question and answer; None: no template.
     """
     listed = [part for answer in answers for part in (",", f" {answer}")][1:]
     if end is None:
         ids, *parts = continued(lm.tokenizer, f"\n\n{question} {beginning}", *listed)
     else:
         ids, *parts = pieces(lm.tokenizer, beginning, *listed)
-        ids = np.concatenate([*continued(lm.tokenizer, f"\n\n{question}"), end, ids])
+        ids = np.concatenate([asked(lm, "", f"\n\n{question}", end)[0].numpy(), ids])
     whole, ends = joined(parts)
     for text, part in zip(answers, parts[::2], strict=True):
         if part.tolist() != following(lm.tokenizer, f" {text}", before="is").tolist():
