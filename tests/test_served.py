@@ -34,7 +34,7 @@ from farspan.record import read_rows
 from farspan.report.exports import export
 from farspan.report.page import write_report
 
-from tiny import saved, tiny_model
+from tiny import blank_first_tokenizer, saved, tiny_model
 
 ENGINES = ("vLLM", "SGLang", "llama-server", "completions")
 
@@ -155,6 +155,18 @@ def test_a_task_that_needs_nats_is_refused_without_them(own: LM, folder: Path, t
         there = measure([served(url, tokenizer=str(folder))], **arguments, out=tmp_path / "there").rows
     here = measure([own], **arguments, out=tmp_path / "here").rows
     assert [row.scores["nats"] for row in there] == pytest.approx([row.scores["nats"] for row in here], rel=1e-4)
+
+
+@pytest.mark.parametrize("text", ["the fox", "fox the\nlazy"])
+def test_new_text_has_the_tokens_that_it_has_after_the_prompt(text: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "tiny", blank_first_tokenizer(["the", "fox", "lazy", *map(chr, (10, *range(33, 127)))]))
+    own = load_model(folder)
+    prompt, new = (own.tokenizer(part)["input_ids"] for part in ("lazy", f"lazy {text}"))
+    with serving(fake := Fake("completions", own)) as url:
+        memory = served(url, tokenizer=str(folder)).own_reader().read(torch.tensor([[1, *prompt[:-1]]]))
+        fake.new = lambda prompt, body: new[len(prompt) - 1 :][: body["max_tokens"]]  # type: ignore[method-assign]
+        [there] = memory.generate(torch.tensor([prompt[-1:]]), len(new) - len(prompt))
+    assert there.tolist() == new[len(prompt) :]
 
 
 def test_passkey_needs_hits_alone(folder: Path, tmp_path: Path) -> None:
