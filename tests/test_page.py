@@ -860,6 +860,15 @@ def test_an_example_without_its_row_is_shown_without_hits(tmp_path: Path) -> Non
     assert found.pieces[-1].kind == "fed"
 
 
+def test_hits_of_another_example_are_not_shown(tmp_path: Path) -> None:
+    measured = row(100, 0, scored=4, copy_hits=hits(1, 1, 0, 0))
+    folder = run(tmp_path / "a", [measured])
+    for recorded, num_hits in ((measured.example, 2), ("replaced", None)):
+        example_file(folder, ["one ", "two ", "three ", "four ", "five"], 4, example=recorded)
+        (found,) = examples(read_sources([folder])[0])
+        assert found.num_hits == num_hits
+
+
 def test_an_example_with_the_settings_of_its_task_finds_their_rows(tmp_path: Path) -> None:
     measured = [row(100, 0, scored=4, copy_hits=hits(1, 1, 0, 0), text=text) for text in ("code", "books")]
     folder = run(tmp_path / "a", measured)

@@ -29,6 +29,7 @@ EXAMPLE = {
     "repeat": 0,
     "parts": [["separator", ["<s>"]], ["asked", ["a", "b"]]],
     "scored": 1,
+    "example": "e0",
     "task": "curve",
     "settings": {},
 }
@@ -422,13 +423,13 @@ def test_a_share_of_another_task_above_one_is_refused() -> None:
 
 def test_a_torn_last_example_is_dropped_before_the_next_is_added(tmp_path: Path) -> None:
     with Run.open(tmp_path / "run", SETTINGS) as run:
-        run.add_example(EXAMPLE)
-        run.add_example(EXAMPLE | {"what": "other"})
+        run.add_example(EXAMPLE, {"e0"})
+        run.add_example(EXAMPLE | {"what": "other"}, {"e0"})
     path = tmp_path / "run" / "examples.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     for _ in range(2):
         with Run.open(tmp_path / "run", SETTINGS) as run:
-            run.add_example(EXAMPLE | {"what": "other"})
+            run.add_example(EXAMPLE | {"what": "other"}, {"e0"})
         assert read_examples(tmp_path / "run") == [EXAMPLE, EXAMPLE | {"what": "other"}]
 
 
@@ -515,7 +516,7 @@ def test_files_that_farspan_writes_are_not_written_through_links(tmp_path: Path)
     (tmp_path / "run" / "examples.jsonl").symlink_to(tmp_path / "mine")
     (tmp_path / "mine").write_text("")
     with Run.open(tmp_path / "run", SETTINGS) as run:
-        run.add_example(EXAMPLE)
+        run.add_example(EXAMPLE, {"e0"})
     assert (tmp_path / "mine").read_text() == ""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "rows.jsonl").symlink_to(tmp_path / "mine")

@@ -16,7 +16,7 @@ from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import crossings
 from farspan.measuring.setups import Setup, grid, possible_lengths
-from farspan.record import Row
+from farspan.record import Row, read_examples
 from farspan.report.notices import unfinished
 from farspan.report.runs import read_run
 from farspan.text.corpora import Corpus
@@ -298,6 +298,7 @@ def test_a_run_continued_with_more_repeats_has_the_rows_of_one_run(
         return sorted((row.example, row.length, row.repeat, row.scores["copy_hits"]) for row in rows)
 
     assert about(grown) == about(measure(lm, out=tmp_path / "at-once", repeats=6, **how).rows)
+    assert read_examples(folder) == read_examples(tmp_path / "at-once")
     assert len({row.example for row in grown} & {row.example for row in before}) == 3 - again
     assert about(read_run(folder).rows) == about(grown)
     assert unfinished(read_run(folder)) == ""

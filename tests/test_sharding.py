@@ -453,11 +453,11 @@ def test_a_shard_that_fails_before_its_first_row_leaves_the_files_of_the_others(
 
 def test_models_and_examples_of_shards_are_kept_beside_each_other(tmp_path: Path) -> None:
     example = {"what": "q", "length": 8, "repeat": 0, "parts": [["asked", ["a", "b"]]], "scored": 1}
-    example |= {"task": "curve", "settings": {}}
+    example |= {"task": "curve", "settings": {}, "example": "e0"}
     with Run.open(tmp_path / "run", SETTINGS, (1, 2)) as one, Run.open(tmp_path / "run", SETTINGS, (2, 2)) as other:
         for run, name in ((one, "b"), (other, "a"), (one, "c")):
             run.add_model({"name": name}, ["a", "b", "c"])
-            run.add_example(example | {"model": name})
+            run.add_example(example | {"model": name}, {"e0"})
     assert list(read_header(tmp_path / "run")["models"]) == ["a", "b", "c"]
     assert (tmp_path / "run" / "examples.jsonl").read_text().count("\n") == 3
     sessions = read_header(tmp_path / "run")["sessions"]

@@ -172,9 +172,8 @@ def lengths_of(setups: Sequence[Setup], what: Grid) -> dict[str, dict[str, list[
 
 
 def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
-    """Write the first example measured, at its shortest length above 0, in readable form next to the rows."""
-    if run.has_example(lm.name, one.what):
-        return
+    """Write the first example measured, at its shortest length above 0, in readable form next to the rows, unless the
+    run has one of the examples that are measured now."""
     bound = one.bound
     if one.curve is not None:
         one = replace(one, lengths=(one.longest,), repeats=one.curve.pool or RING)
@@ -184,11 +183,13 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
     if not mine:
         return
     examples = {example.id: example for example in one.examples(lm, seed)}
+    if run.has_example(lm.name, one.what, examples):
+        return
     if found := [row for row in mine if row.example in examples]:
         first = min(found, key=lambda row: (row.repeat, row.length == 0, row.length, row.depth))
         if words := bound.shown(lm, examples[first.example], first.length):
             named = {"model": lm.name, "what": one.what, "task": bound.task, "settings": bound.settings}
-            run.add_example(named | words)
+            run.add_example(named | {"example": first.example} | words, examples)
 
 
 def _unmeasured(run: Run, lm: LM, how: Method, one: Setup) -> list[int]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -196,15 +196,15 @@ class Run:
                 f"{version}, whose numbers differ. Choose another folder (out); `farspan report` reads both"
             )
 
-    def has_example(self, model: str, what: str) -> bool:
-        """Return whether there is a readable example of this model and task."""
-        return (model, what) in self._in_words
+    def has_example(self, model: str, what: str, known: Container[str]) -> bool:
+        """Return whether there is a readable example of this model and task, one of those with these hashes."""
+        return self._in_words.get((model, what), {}).get("example") in known
 
-    def add_example(self, example: dict[str, Any]) -> None:
-        """Write a readable example, unless its model and task ("what") already have one."""
+    def add_example(self, example: dict[str, Any], known: Container[str]) -> None:
+        """Write a readable example, unless its model and task ("what") already have one of those with these hashes."""
         with _header_locked(self.folder):
             self.__dict__.pop("_in_words", None)  # another shard may have written since
-            if not self.has_example(example["model"], example["what"]):
+            if not self.has_example(example["model"], example["what"], known):
                 self._in_words[example["model"], example["what"]] = example
                 lines = (json.dumps(one) + "\n" for one in self._in_words.values())
                 write(self.folder / "examples.jsonl", "".join(lines))

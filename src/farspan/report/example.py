@@ -1,9 +1,9 @@
 """The first example of each task in readable form, and which tokens were predicted, from a run's examples.jsonl.
 
 {"model", "what", "length", "repeat", "parts": [["separator", [tokens]], ["read", [tokens]], ["separator", [tokens]],
- ["asked", [tokens]]], "scored": k, "task", "settings"}     one JSON object per line
+ ["asked", [tokens]]], "scored": k, "task", "settings", "example"}     one JSON object per line
 
-Tokens are text; the last k of "asked" are scored. `task` and `settings` are those of the rows.
+Tokens are text; the last k of "asked" are scored. `task`, `settings` and `example` are those of the rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ def _example(source: Source, values: Mapping[str, Any]) -> ShownExample:
     parts, scored = values["parts"], values["scored"]
     asked = parts[-1][1]
     rows = _rows(source, values)
-    mine = [row for row in rows if row.repeat == values["repeat"]]
+    mine = [row for row in rows if row.repeat == values["repeat"] and values.get("example") in (None, row.example)]
     pieces = [ShownText("read" if kind == "asked" else kind, "".join(tokens)) for kind, tokens in parts[:-1]]
     pieces.append(ShownText("fed", "".join(asked[:-scored])))
     hits = next((found for name in HITS if (found := _hits(mine, name, scored)) is not None), None)

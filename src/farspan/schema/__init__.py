@@ -250,6 +250,7 @@ class ExampleLine(Checked):
     scored: Positive  # tokens of the last part
     task: str  # of its rows
     settings: Words  # of its rows
+    example: str | None = None  # its hash in its rows; an older farspan did not record it
 
 
 class IndexAbout(Checked):
