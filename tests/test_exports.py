@@ -215,6 +215,20 @@ def test_the_path_is_that_of_the_datastore_and_the_same_again(run: Path, tmp_pat
     assert path.relative_to(tmp_path / "a").parts[:-1] == ("data", "farspan", "local", "demo")
 
 
+def test_a_run_that_was_continued_replaces_its_record(changed: Callable[[Change], Path]) -> None:
+    folder = changed(lambda rows: [row for row in rows if row.repeat < 3])
+    (path,) = export(folder, "every-eval-ever")
+    lines = (folder / "rows.jsonl").read_text()
+    (folder / "rows.jsonl").write_text(lines[: lines.rindex('{"model"')])
+    header = read_header(folder)
+    later = header["sessions"][0] | {"started": "2030-01-01T00:00:00+00:00"}
+    (folder / "run.json").write_text(json.dumps(header | {"sessions": [*header["sessions"], later]}))
+    before = path.read_text()
+    assert export(folder, "every-eval-ever") == [path]
+    assert path.read_text() != before
+    assert len(list((folder / "export").rglob("*.json"))) == 1
+
+
 # the Hub
 
 

@@ -19,7 +19,9 @@ METHOD = "farspan: Student's t with a multiplier bootstrap for lengths; Student'
 
 def write_every_eval_ever(source: Source, folder: Path) -> list[Path]:
     """Write data/farspan/DEVELOPER/MODEL/UUID.json for each model: the path that the datastore files it under. The UUID
-    is a hash of the content, so that the same run gives the same file."""
+    is a hash of the model and of the time when the run began, so that a run that was continued replaces its file; a
+    hash of the content where no time is recorded."""
+    began = next((str(one["started"]) for one in source.header["sessions"][:1] if one.get("started")), "")
     by_model: dict[str, list[Number]] = {}
     for number in numbers_of(source):
         by_model.setdefault(number.member.model, []).append(number)
@@ -27,7 +29,8 @@ def write_every_eval_ever(source: Source, folder: Path) -> list[Path]:
     for model, numbers in by_model.items():
         text = json.dumps(record(source, model, numbers), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         content = text.encode(errors="backslashreplace")  # as `write` encodes text
-        name = UUID(bytes=hashlib.sha256(content).digest()[:16], version=4)
+        hashed = f"{model} {began}".encode(errors="backslashreplace") if began else content
+        name = UUID(bytes=hashlib.sha256(hashed).digest()[:16], version=4)
         developer, _, last = model.partition("/") if is_hub_id(model) else ("local", "", Path(model).name)
         place = folder / "data" / COLLECTION / _portable(developer) / _portable(last)
         place.mkdir(parents=True, exist_ok=True)
