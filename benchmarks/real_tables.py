@@ -47,8 +47,9 @@ PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
 # after a model's name: that of a model that a recipe made of it
 DECOYS = ("SMT, decoys", "SMT, decoys, seed 1", "SMT, decoys, seed 2")
+LOG_N = "SMT, decoys, log-n"  # trained and read with log-n scaling
 EQUAL = "SMT, 120 steps"  # as many as the trainings with decoys
-EXTENDED = (" SMT", f" {EQUAL}", *(f" {how}" for how in DECOYS), " CEPE", " CEPE, seed 1")
+EXTENDED = (" SMT", f" {EQUAL}", *(f" {how}" for how in (*DECOYS, LOG_N)), " CEPE", " CEPE, seed 1")
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
