@@ -460,17 +460,21 @@ def test_rope_that_turns_with_the_length_is_read_with_plain_forwards(tokenizer: 
     torch.testing.assert_close(scores.nats, nats, rtol=1e-4, atol=2e-4)
 
 
-def test_with_rope_that_turns_with_the_length_padding_changes_no_scores(tokenizer: Any) -> None:
+@pytest.mark.parametrize("lengths", [(30, 6, 12, 0), (30, 29, 30, 30)])  # the second: padding is never fed
+def test_with_rope_that_turns_with_the_length_padding_changes_no_scores(
+    lengths: tuple[int, ...], tokenizer: Any
+) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     dense = dense_reader(open_lm("llama", tokenizer, rope_parameters=scaling, max_position_embeddings=64))
     memory, rows = dense.read(some_ids(2, 60)), some_ids(4, 30, 1)
-    rows[1, 6:], rows[2, 12:], rows[3] = -1, -1, -1
+    for row, length in zip(rows, lengths, strict=True):
+        row[length:] = -1
     scores = memory.score(rows)
-    for i, length in enumerate((30, 6, 12)):
+    for i, length in enumerate(lengths):
         alone = memory.score(rows[i, :length].repeat(2, 1))  # each continues both texts
         torch.testing.assert_close(scores.nats[i, :length], alone.nats[i % 2])
         assert torch.equal(scores.rank[i, :length], alone.rank[i % 2])
-    assert scores.nats[3].isnan().all()
+        assert scores.nats[i, length:].isnan().all()
 
 
 def test_an_answer_that_learned_positions_have_no_room_for_is_refused_before_it_begins(tokenizer: Any) -> None:

@@ -183,9 +183,9 @@ class PlainMemory(BaseMemory):
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
 
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
-        fed = ids[:, : max(kept.stop - 1, 0)]
-        if bool((fed < 0).any()) and hf.length_dependent_rope(self.lm.model):
-            hidden, output = self._hidden_by_length(fed, ((ids[:, : kept.stop] >= 0).sum(1) - 1).clamp_min(0))
+        fed, real = ids[:, : max(kept.stop - 1, 0)], ids[:, : kept.stop] >= 0
+        if not bool(real.all()) and hf.length_dependent_rope(self.lm.model):
+            hidden, output = self._hidden_by_length(fed, (real.sum(1) - 1).clamp_min(0))
         else:
             hidden, output = self._hidden(fed.clamp_min(0))
         wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
