@@ -138,6 +138,21 @@ def test_models_of_similar_names_have_folders_of_their_own(run: Path, tmp_path: 
     assert len(scalars(events(places[1]))) == len(expected(run, "full"))
 
 
+def test_the_runs_of_an_earlier_export_do_not_stay(run: Path, tmp_path: Path, undrawn: None) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
+    every = read_rows(run)
+    for kept, places in (
+        ({"full"}, ["demo"]),
+        ({one.method for one in every}, ["demo_full", "demo_sinks_window_24_sinks_4"]),
+    ):
+        lines = [json.dumps(asdict(one)) + "\n" for one in every if one.method in kept]
+        (tmp_path / "rows.jsonl").write_text("".join(lines))
+        done = farspan("export", tmp_path, "--to", "tensorboard")
+        assert done.exit_code == 0, done.output
+        assert sorted(path.parent.name for path in (tmp_path / "export").rglob("events.*")) == places
+
+
 # trackio
 
 

@@ -29,6 +29,7 @@ FORMATS: dict[str, Writer] = {
 ROWS = ("parquet", "csv")  # formats of rows, which also hold those that failed
 ELSEWHERE = ("wandb", "trackio", "mlflow")  # trackers that keep runs in places of their own
 TRACKERS = ("tensorboard", *ELSEWHERE)
+WHOLE = ("tensorboard", "lm_eval")  # folders that hold one export: files of an earlier one would be read with it
 
 
 def export(
@@ -76,6 +77,9 @@ def export(
         made = {folder / path.relative_to(place): path for path in formats[to](source, Path(place), **with_dataset)}
         if out is not None and (taken := [path for path in made if path.exists()]):
             raise ValueError(f"{taken[0]} exists: delete it, or choose another folder (out)")
+        for name in {path.relative_to(folder).parts[0] for path in made} & {*WHOLE}:
+            if out is None and model is None and not (folder / name).is_symlink():
+                shutil.rmtree(folder / name, ignore_errors=True)
         for path, new in made.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             with written(path) as beside:
