@@ -317,6 +317,13 @@ def test_the_card_has_tables_and_pictures(run: Path, tmp_path: Path, drawn: None
     assert "## Long-context memory" in card.text
 
 
+def test_the_lengths_of_a_card_ascend_where_methods_have_others(changed: Callable[[Change], Path]) -> None:
+    folder = changed(lambda rows: [row for row in rows if row.method != "full" or row.length > min(LENGTHS)])
+    card = export(folder, "model-card")[0].read_text()
+    heads = [line for line in card.splitlines() if line.startswith("| model") and "half-life" not in line]
+    assert heads == [f"| model | method | {' | '.join(f'{one:,}' for one in LENGTHS)} |  |"] * 2
+
+
 def test_the_card_has_the_commands_of_all_sessions_once_each(changed: Callable[[Change], Path], tmp_path: Path) -> None:
     folder = changed(lambda rows: rows)
     header = json.loads((folder / "run.json").read_text())

@@ -51,7 +51,7 @@ def _command(session: Mapping[str, Any]) -> str:
 
 def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
     """Return a table of some numbers of a group, a line each for model and method, a column for each number."""
-    head = list(dict.fromkeys(one.id for one in numbers))
+    head = list(dict.fromkeys(one.id for one in sorted(numbers, key=lambda one: one.length or 0)))
     first = numbers[0]
     what = {one.id: spoken(one.name) if one.length is None else f"{one.length:,}" for one in numbers}
     if first.length is None:
