@@ -786,6 +786,9 @@ def claims() -> dict[str, bool]:
         "SMT with decoys, seeds 0 and 2, takes more nats than SMT at one and two windows": all(
             more_nats(smollm2, (seed, n), ("SMT", n))[1] > 0 for seed in (DECOYS[0], DECOYS[2]) for n in (8192, 16384)
         ),
+        "SMT with decoys and log-n scaling copies more at two windows than without, every seed": all(
+            _gains(recipes[seed], recipes[LOG_N])[16384][1] > 0 for seed in DECOYS
+        ),
         "SMT with decoys, every seed, copies more than SMT at 4,096 to 16,384 tokens": all(
             _gains(recipes["SMT"], recipes[seed])[length][1] > 0
             for length in (4096, 6144, 8192, 16384)
