@@ -22,7 +22,8 @@ from farspan.train.config import read_config
 from pages import BLOCK, PAGES, ROOT, code_and_prose, commands, examples
 
 ROOT_COMMAND: Any = typer.main.get_command(app)
-PLACEHOLDERS = {"books/": "builtin", "A": "builtin", "B": "builtin", "FOLDER": "builtin", "...": "demo"}
+PLACEHOLDERS = dict.fromkeys(("books/", "A", "B", "FOLDER"), "builtin")
+PLACEHOLDERS |= {"shuffled:FOLDER": "shuffled:builtin", "...": "demo"}
 INLINE = "`farspan "  # the beginning of a command within a sentence
 VALUES: dict[str, Callable[[Any], Any]] = {  # of options and arguments that the command line reads as text
     "method": farspan.method,
