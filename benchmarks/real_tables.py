@@ -315,7 +315,7 @@ def ralm(model: str) -> str:
     for cell in cells:
         name = member(cell.model, cell.method)
         lines.setdefault(f"perplexity, {name}", {})[cell.length] = written(cell)
-        if cell.length:
+        if cell.length and cell.n:
             more = signed(*ralm_cost(model, cell.length, cell.method))
             lines.setdefault(f"nats per token more than without, {name}", {})[cell.length] = more
     return by_length(f"{cells[0].n} windows", lines, " passages")
@@ -749,6 +749,9 @@ def claims() -> dict[str, bool]:
         ),
         "SmolLM2: 8 and 20 passages of other books save less than 0.05 nats": all(
             ralm_cost(smollm2, k)[1] > -0.05 for k in (8, 20)
+        ),
+        "Gemma 3: under RePlug 8 and 20 passages of other books change nats by less than 0.01": all(
+            max(map(abs, ralm_cost(gemma, passages, "replug:weights=uniform")[1:])) < 0.01 for passages in (8, 20)
         ),
         "SmolLM2: 50 passages, which exceed its window, cost nats": ralm_cost(smollm2, 50)[1] > 1,
         "Gemma 3: passages of other books cost nats, also 50, which its window holds": all(
