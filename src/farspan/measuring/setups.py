@@ -149,7 +149,7 @@ class Grid:
             contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
                         for n in one.lengths or ()}  # fmt: skip
             lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
-            lengths = self._within_positions(BoundCost(), lm, lengths)
+            lengths = self._with_room(BoundCost(), lm, lengths)
             setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS, beside=True))
         return [replace(one, batch=self.batch, chunk=self.chunk) for one in setups]
 
@@ -209,9 +209,9 @@ class Grid:
         if one.unit != "tokens" or limit is None:
             return lengths
         longest = bound.largest_length(lm, limit) if isinstance(bound, BoundCurve) else limit
-        return self._within_positions(bound, lm, tuple(n for n in lengths if n <= longest))
+        return self._with_room(bound, lm, tuple(n for n in lengths if n <= longest))
 
-    def _within_positions(self, bound: Bound[Any], lm: LM, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    def _with_room(self, bound: Bound[Any], lm: LM, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Return lengths in tokens, a longest one within the model's positions shortened so that what follows the text,
         such as a question and its answer, fits as well. Models with different positions keep the same lengths."""
         limit = lm.position_limit

@@ -280,7 +280,7 @@ def _interpolated(curve: MeasuredCurve, name: str, value: float, is_beyond: bool
         return 0.0, 0.0
     lengths = curve.lengths[is_judged(curve)]
     after = int(np.searchsorted(lengths, value))
-    if value == 0.0 or after == 0:
+    if after == 0:
         return value, float(lengths[0]) - value
     ends = lengths[after - 1 : after + 1]
     moved = [headline(curve.kept(curve.lengths != end))[name] for end in ends if len(lengths) > 2]
