@@ -154,21 +154,24 @@ def fall(nats: np.ndarray) -> Interval:
 
 def ratio(before: Sequence[stats.MeasuredCurve], after: Sequence[stats.MeasuredCurve], name: str) -> Interval:
     """Return the geometric mean over the seeds of a number of the curves over that of others, paired by text (delta
-    method; spreads are those of the bootstrap, quantiles Student's). NaN where one is 0."""
+    method; spreads are those of the bootstrap, quantiles Student's; the interval covers where interpolation can move
+    the numbers, `stats.interpolated`). NaN where one is 0."""
     g = stats.multipliers(len(before[0].copy), stats.BOOTSTRAPS, 0)
     logs, texts, drawn = [], list[float](), np.zeros(len(g))
     for one, other in zip(before, after, strict=True):
         assert (one.targets == other.targets).all(), "other texts"
-        a, b = (stats.headline(curve)[name][0] for curve in (one, other))
+        (a, a_censored), (b, b_censored) = (stats.headline(curve)[name] for curve in (one, other))
         if not a or not b:
             return np.nan, np.nan, np.nan
-        logs.append(np.log(b / a))
+        a_less, a_more = stats.interpolated(one, name, a, a_censored)
+        b_less, b_more = stats.interpolated(other, name, b, b_censored)
+        logs.append(np.log([b / a, (b - b_less) / (a + a_more), (b + b_more) / (a - a_less)]))
         texts += [stats.repeats_of(one, name, a), stats.repeats_of(other, name, b)]
         drawn += (stats.headlines_sampled(other, g)[name][0] / b - stats.headlines_sampled(one, g)[name][0] / a) / len(
             before
         )
     half = float(student.ppf(0.975, min(texts) - 1) * np.std(drawn))
-    return tuple(float(np.exp(np.mean(logs) + side)) for side in (0, -half, half))  # type: ignore[return-value]
+    return tuple(np.exp(np.mean(logs, 0) + np.array([0, -half, half])).tolist())
 
 
 def verdict(value: Interval) -> str:

@@ -41,7 +41,7 @@ import numpy as np
 import real_tables
 import recorded as kept
 import torch
-from common import Interval, end, interval, only_png, parser_of, run_script, table
+from common import Interval, end, interval, only_png, parser_of, run_script, table, with_ends
 from real_models import enter_data, fetched
 from real_tables import MISSING, NUMBERS, PLAIN
 from scipy.stats import t as student
@@ -482,7 +482,10 @@ def verdicts(size: Size, part: str = "natural") -> str:
     for name in known(size, part):
         found, texts = judged(size, name, part), len(nats_of(size, name, "inside"))
         inside = f"{within(found[LOST])} ({len(seeds(size, name, 'inside'))}, {texts})" if texts else MISSING
-        numbers = [MISSING if one[0] == 0 or np.isnan(one[0]) else said(one, 3) for one in found.values()]
+        numbers = [
+            MISSING if one[0] == 0 or np.isnan(one[0]) else with_ends(one, 3 if "nats" in what else 2)
+            for what, one in found.items()
+        ]
         lines.append([f"`{name}`", *numbers, inside, verdict(found)])
     heads = judged(size, known(size, part)[0], part)
     return table(["", *heads, f"within {MOST_LOST} (seeds, texts)", "bounds"], lines)
@@ -498,7 +501,7 @@ def changes(size: Size) -> str:
             one = curve_of(size, name, part)
             spans.append(times(one, curve_of(size, other, part), "span", len(found)))
         three = (*spans, lost(size, name, other, len(found)))
-        lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in three)])
+        lines.append([f"`{name}`", f"`{other}`", *(with_ends(one, 3) for one in three)])
     return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines)
 
 
@@ -535,7 +538,7 @@ def gains(size: Size, part: str = "nested") -> str:
     for name in known(size, part):
         for other in untrained_in(size, part):
             before, after = (curve_of(size, one, part) for one in (other, name))
-            more = real_tables.more_copied(before, after)
+            more = real_tables.more_copied(before.kept(np.isin(before.lengths, after.lengths)), after)
             lines[f"`{name}`, more than `{other}`"] = {n: real_tables.signed(*gain) for n, gain in more.items()}
     return real_tables.by_length("copied beyond guessing", lines)
 
@@ -552,7 +555,7 @@ def long(size: Size, part: str = "long") -> str:
         curve = curve_of(size, name, part)
         ratios = [times(curve, curve_of(size, other, part), what, len(names)) for other, what in size.against[part]]
         against = [
-            MISSING if name == other or ratio[0] == 0 else said(ratio, 3)
+            MISSING if name == other or ratio[0] == 0 else with_ends(ratio)
             for (other, _), ratio in zip(size.against[part], ratios, strict=True)
         ]
         count = str(len(seeds(size, name, part)) if name in names else MISSING)
@@ -571,7 +574,7 @@ def targets(size: Size) -> str:
             continue
         found = [curve_of(size, one, "long") for one in (yarn, name)]
         numbers = [stats.summarise(one) for one in found]
-        longer = [said(times(found[1], found[0], what)) for what in ("half_life", "span")]
+        longer = [with_ends(times(found[1], found[0], what)) for what in ("half_life", "span")]
         each = [str(getattr(one, what)) for what in ("half_life", "span") for one in numbers]
         lines.append([f"{target:,}", str(len(seeds(size, name, "long"))), *each[:2], longer[0], *each[2:], longer[1]])
     heads = [f"{what}, {how}" for what in ("half-life", "span") for how in ("untrained YaRN", "recipe", "times")]

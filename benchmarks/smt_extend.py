@@ -39,7 +39,18 @@ from typing import Any
 import numpy as np
 import recorded as kept
 import torch
-from common import Interval, end, folder_or_scratch, interval, only_png, parser_of, run_script, running_mean, table
+from common import (
+    Interval,
+    end,
+    folder_or_scratch,
+    interval,
+    only_png,
+    parser_of,
+    run_script,
+    running_mean,
+    table,
+    with_ends,
+)
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
@@ -193,22 +204,31 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
 
 def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, name: str, tests: int = 1) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
-    bootstrap, quantiles Student's, as in `farspan.stats`. NaN, which meets no bound, where the base's is 0.
+    bootstrap, quantiles Student's, as in `farspan.stats`; the interval covers where interpolation can move a half-life
+    (`stats.interpolated`). NaN, which meets no bound, where the base's is 0.
 
     Args:
         tests: the number of tests that Bonferroni's correction of the interval is for.
     """
     assert curve is not None
     assert base is not None
-    assert (base.targets == curve.targets).all(), "other documents"
+    of_base, of_curve = (
+        base.kept(np.isin(base.lengths, curve.lengths)),
+        curve.kept(np.isin(curve.lengths, base.lengths)),
+    )
+    assert (of_base.targets == of_curve.targets).all(), "other documents"
     g = stats.multipliers(len(base.copy), stats.BOOTSTRAPS, 0)
-    a, b = (stats.headline(one)[name][0] for one in (base, curve))
+    (a, a_censored), (b, b_censored) = (stats.headline(one)[name] for one in (base, curve))
     if a == 0:
         return math.nan, math.nan, math.nan
+    if curve is base:
+        return 1.0, 1.0, 1.0
+    a_less, a_more = stats.interpolated(base, name, a, a_censored)
+    b_less, b_more = stats.interpolated(curve, name, b, b_censored)
     drawn_a, drawn_b = (stats.headlines_sampled(one, g)[name][0] for one in (base, curve))
     texts = min(stats.repeats_of(base, name, a), stats.repeats_of(curve, name, b))
     half = float(student.ppf(1 - 0.025 / tests, texts - 1) * np.std(drawn_b - b / a * drawn_a)) / a
-    return b / a, b / a - half, b / a + half
+    return b / a, (b - b_less) / (a + a_more) - half, (b + b_more) / (a - a_less) + half
 
 
 def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interval]]:
@@ -299,11 +319,11 @@ def memory_table(found: Mapping[str, Found]) -> str:
                 *(f"{c:.2f} / {m:.2f}" for c, m in zip(copy, control, strict=True)),
                 said(one.gap()),
                 str(summary.half_life),
-                said(times(one.natural, base.natural, "half_life")),
-                said(times(one.natural, base.natural, "span")),
+                with_ends(times(one.natural, base.natural, "half_life")),
+                with_ends(times(one.natural, base.natural, "span")),
                 *(f"{value:.2f}" for value in stats.measured_mean(one.shuffled.copy)),
                 str(shuffled.reach),
-                said(times(one.shuffled, base.shuffled, "span")),
+                with_ends(times(one.shuffled, base.shuffled, "span")),
             ]
         )
     head = ["copy / control", *(f"{n:,}" for n in shown), f"gap at {min(ASKED, shown[-1]):,}"]
@@ -360,7 +380,7 @@ def against_yarn(curves: Mapping[str, Sequence[stats.MeasuredCurve]]) -> dict[st
     for name, one in means.items():
         index = ", ".join(f"{value:.3f}" for value in stats.memory_index(one))
         cells = [f"{value:.3f}" for value in stats.measured_mean(gaps[name])]
-        lines.append([name, str(len(curves[name])), *cells, index, said(times(one, means[BASE], "half_life"))])
+        lines.append([name, str(len(curves[name])), *cells, index, with_ends(times(one, means[BASE], "half_life"))])
         if name not in (BASE, YARNED):
             more = [interval(of) for of in (gaps[name] - gaps[YARNED]).T]
             found[name] = dict(zip(one.lengths.tolist(), more, strict=True))

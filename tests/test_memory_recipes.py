@@ -18,6 +18,7 @@ from farspan.train.smt import SmtSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 memory_recipes: Any = importlib.import_module("memory_recipes")
+llama_xl: Any = importlib.import_module("llama_xl")
 
 
 def test_the_tables_of_the_page_are_those_of_the_recorded_rows() -> None:
@@ -75,6 +76,30 @@ def test_no_multiple_of_a_memory_of_0_meets_a_bound() -> None:
     for name in ("half_life", "span"):
         assert not any(value >= 0 for value in memory_recipes.times(some, none, name))
         assert memory_recipes.times(some, some, name)[0] == 1
+
+
+def test_the_interval_of_a_ratio_of_half_lives_holds_the_error_of_interpolating() -> None:
+    """However much the texts agree: each of the two lengths around a half-life is left out in turn."""
+    rng, lengths = np.random.default_rng(0), np.array([64, 128, 256, 512])
+    texts = np.array([["text"] * 4] * 8)
+
+    def of(*copy: float) -> MeasuredCurve:
+        hits = np.clip(np.array(copy) + 0.001 * rng.standard_normal((8, 4)), 0, 1)
+        return MeasuredCurve(lengths, lengths // 2, hits, np.zeros((8, 4)), {}, lengths, texts)
+
+    base, curve = of(0.9, 0.3, 0.1, 0.0), of(0.9, 0.9, 0.9, 0.1)  # half-lives of 64 to 128 and of 320 to 512 tokens
+    for ratio in (memory_recipes.times(curve, base, "half_life"), llama_xl.ratio([base], [curve], "half_life")):
+        assert ratio == pytest.approx((384 / 106.7, 320 / 128, 512 / 64), rel=0.02)
+    assert memory_recipes.times(base, base, "half_life") == (1, 1, 1)
+
+
+def test_a_ratio_pairs_the_lengths_that_both_curves_have() -> None:
+    lengths = np.array([64, 128, 256])
+    hits, texts = np.full((4, 3), 0.5), np.array([["a", "b", "c"]] * 4)
+    one = MeasuredCurve(lengths, lengths // 2, hits + np.array([0.4, 0.3, -0.5]), np.zeros((4, 3)), {}, lengths, texts)
+    assert memory_recipes.times(one.kept(lengths != 128), one, "span")[0] > 0
+    with pytest.raises(AssertionError, match="other documents"):
+        memory_recipes.times(replace(one, targets=texts[:, ::-1]), one, "span")
 
 
 def test_an_interrupted_run_counts_the_texts_that_have_copy_and_control(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ from farspan.stats.run_differences import (
     as_lengths,
     differences,
     differences_in_characters,
+    interpolated,
     known_difference,
     signed_tokens,
 )

@@ -23,7 +23,7 @@ class Difference:
     The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
     curves. p is that of the two-sided t test with this s, but at least twice the share of resamples in which the
     smaller crossing is beyond the lengths measured: below 0.05 only if the interval excludes 0. A crossing is only
-    known up to interpolation (`_interpolated`): the interval covers all values that both can have, and p is the largest
+    known up to interpolation (`interpolated`): the interval covers all values that both can have, and p is the largest
     of these. `error` is s without this, since nearly equal curves share the error.
 
     Lengths that only one curve measured can make a difference by interpolation alone, and below the first length an
@@ -222,7 +222,7 @@ def _numbers(curve: MeasuredCurve, g: np.ndarray, scale: float, end: float) -> d
             is_crossing and is_censored,
             float(np.mean(beyond)) if is_crossing else 0.0,
             shortest_judged(curve) * scale if is_crossing and value == 0.0 else 0.0,
-            *(tokens * scale for tokens in _interpolated(of, name, value, is_censored)),
+            *(tokens * scale for tokens in interpolated(of, name, value, is_censored)),
         )
     return found
 
@@ -268,7 +268,7 @@ def _difference(
     )
 
 
-def _interpolated(curve: MeasuredCurve, name: str, value: float, is_beyond: bool) -> tuple[float, float]:
+def interpolated(curve: MeasuredCurve, name: str, value: float, is_beyond: bool) -> tuple[float, float]:
     """Return how much smaller and larger than by linear interpolation a crossing can be.
 
     It is between two measured lengths. Each of them is left out in turn: this moves the half-life of a cliff to either
