@@ -19,8 +19,8 @@ from farspan.reader import Scores
 from farspan.record import read_rows
 from farspan.tasks import mentions
 from farspan.tasks.mentions import BoundMentions, MentionText, Word, kind_of, words_of
-from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import load
+from farspan.text.prompts import token_texts
 
 import tiny
 from naive import nats_after

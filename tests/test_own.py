@@ -16,8 +16,8 @@ from farspan.measuring.grid import measure
 from farspan.reader import Scores
 from farspan.record import read_examples
 from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, BoundOwn
-from farspan.tasks.prompts import encoded
 from farspan.text.corpora import Corpus, load
+from farspan.text.prompts import encoded
 
 import tiny
 from naive import nats_after

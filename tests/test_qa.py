@@ -16,8 +16,9 @@ from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
 from farspan.record import read_examples
 from farspan.tasks import task
-from farspan.tasks.prompts import encoded, stops
+from farspan.tasks.base import stops
 from farspan.tasks.qa import BoundQa, Passage, Question, _holds, exact_match, read_questions
+from farspan.text.prompts import encoded
 from farspan.text.retrieval import build
 
 import tiny

@@ -11,12 +11,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan.lm import LM, load, wrap
+from farspan.loading import load_tokenizer
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.tasks import documents, scoring, task
 from farspan.tasks.documents import Answering, Item
-from farspan.tasks.prompts import line_ends, pieces
 from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, load_items
+from farspan.text.prompts import continued, line_ends, pieces
 
 import tiny
 from cepe_models import tiny_cepe
@@ -312,6 +313,12 @@ def test_parts_of_a_prompt_are_the_tokens_of_the_whole(shared_data: Path) -> Non
         assert np.concatenate(parts).tolist() == known("".join(texts), add_special_tokens=False)["input_ids"]
         assert known.decode(parts[1].tolist()).strip().startswith("Once upon")
         assert known.decode(parts[2].tolist()).lstrip().startswith("Question")
+
+
+def test_a_text_that_continues_another_is_the_text_of_its_tokens() -> None:
+    known = load_tokenizer("demo")  # it has a token for a line end and a space
+    for text in ("the fox", " the fox", "  the fox", "\n the fox"):
+        assert known.decode(np.concatenate(continued(known, text, " ran"))) == f"{text} ran"
 
 
 def test_a_prompt_is_tokenised_once_for_all_methods(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from farspan.lm import LM
 from farspan.loading.errors import BROKEN, one_line
 from farspan.reader import Memory, Reader
-from farspan.tasks.prompts import continued, encoded
+from farspan.text.prompts import continued, encoded
 from farspan.text.utf8 import read_text, refuse_surrogates
 
 PLAIN = "{context}Question: {question}\nAnswer:"

@@ -13,8 +13,8 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader, Work
 from farspan.schema.row import Row, measurement_of
 from farspan.specs import check_settings, written
-from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import Corpus, load
+from farspan.text.prompts import line_ends, token_texts
 
 P = TypeVar("P")
 Parts = tuple[Sequence[tuple[str, Sequence[int] | np.ndarray]], int]  # of a readable example, see `Bound.parts`
@@ -279,6 +279,11 @@ class BoundText(Bound[P]):
 
     def windows_read(self, lm: LM, lengths: Sequence[int], repeats: int) -> list[tuple[Corpus, int, int]]:
         return [(self.text, lengths[-1], repeats)]
+
+
+def stops(lm: LM, *, one_line: bool) -> list[int]:
+    """Return the ids of the tokens that end an answer: those of the model, and if `one_line` those of `line_ends`."""
+    return sorted({*lm.stop_tokens, *(line_ends(lm.tokenizer) if one_line else ())})
 
 
 def not_finite(tokens: int) -> str:

@@ -19,9 +19,9 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Parts, Result, Task, Work, digest, distinct
+from farspan.tasks.base import Bound, Example, Parts, Result, Task, Work, digest, distinct, stops
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import following, pieces, stops
+from farspan.text.prompts import following, pieces
 
 TRUNCATE = ("none", "beginning", "middle", "end")  # the part of a document to leave out
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farspan.lm import LM
-from farspan.tasks.prompts import token_texts
+from farspan.text.prompts import token_texts
 
 NEARBY = 16  # tokens before a place in which the beginning of a word is searched
 

@@ -42,7 +42,7 @@ from farspan.specs import choice, limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import COPY, COPY_QUESTION, SETS, Labelled, copy_set, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import following
+from farspan.text.prompts import following
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
 LENGTHS = (2, 20, 40)  # demonstrations, CEPE's table 3

@@ -25,8 +25,8 @@ from farspan.specs import choice, limited
 from farspan.tasks.base import Example, Quality, Work
 from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, DocumentPrompt, DocumentTask, Item
 from farspan.tasks.icl import nats_of_options
-from farspan.tasks.prompts import following
 from farspan.tasks.values import text_of
+from farspan.text.prompts import following
 from farspan.text.tables import hub_table, read_table
 
 ASK = ("likelihood", "generated")

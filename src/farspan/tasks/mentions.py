@@ -42,7 +42,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, distinct, not_finite
-from farspan.tasks.prompts import token_texts
+from farspan.text.prompts import token_texts
 
 DISTANCE = 1000  # tokens
 TARGET_TOKENS = 1024

@@ -40,7 +40,7 @@ from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task,
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.needle_words import FORMS, WORDS, NeedleGroup, chains, needles, noun_of
 from farspan.tasks.passages import joined, places, row
-from farspan.tasks.prompts import continued, encoded, following, pieces
+from farspan.text.prompts import continued, encoded, following, pieces
 
 FORMS_OF = {"keys": "words", "values": "numbers"}
 DEFAULTS: dict[str, dict[str, Any]] = {  # by kind: the settings that have an effect on some kinds only

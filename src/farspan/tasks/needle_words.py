@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from farspan.lm import LM
-from farspan.tasks.prompts import following
+from farspan.text.prompts import following
 
 FORMS = ("words", "numbers")  # of keys and values
 LETTERS = 5  # of a variable, as in RULER

@@ -38,8 +38,8 @@ from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
-from farspan.tasks.prompts import continued, following
 from farspan.text.corpora import Corpus
+from farspan.text.prompts import continued, following
 from farspan.text.retrieval import combining_marks
 
 TESTS = ("recall", "pairs", "cloze")

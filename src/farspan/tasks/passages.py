@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan.reader import Memory
-from farspan.tasks.prompts import encoded
+from farspan.text.prompts import encoded
 
 PASSAGE_TOKENS = 256  # at most, of each passage: the trained length of CEPE's encoder
 WEIGHTS = ("method", "retriever")

@@ -22,7 +22,7 @@ from farspan.reader import Reader
 from farspan.specs import limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import continued, encoded
+from farspan.text.prompts import continued, encoded
 
 DESCRIPTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "

@@ -33,11 +33,11 @@ import numpy as np
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
 from farspan.specs import choice, limited
-from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, stops
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
-from farspan.tasks.prompts import encoded, following, stops
 from farspan.tasks.scoring import exact_match, normalised
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
+from farspan.text.prompts import encoded, following
 from farspan.text.retrieval import UNSPACED, Index, open_index
 from farspan.text.tables import read_table
 

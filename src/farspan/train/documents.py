@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from farspan.text.corpora import Corpus
+from farspan.text.prompts import encoded
 from farspan.text.retrieval import Index
 from farspan.train.batches import View
 from farspan.train.blocks import NOT_A_TARGET
@@ -223,8 +224,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         others = numbers[~np.isin(index.documents[numbers], own)][: settings.chunks].tolist()
         for row, number in enumerate(others):
             if number not in self._found:
-                given = self.tokenizer(index.passage(number), add_special_tokens=False, split_special_tokens=True)
-                self._found[number] = np.asarray(given["input_ids"][: settings.chunk], np.int64)
+                self._found[number] = encoded(self.tokenizer, index.passage(number))[: settings.chunk]
             passage = self._found[number]
             ids[row, : len(passage)], seen[row, : len(passage)] = passage, True
         return ids, seen

@@ -25,6 +25,7 @@ from farspan.reader.served.client import (
     ServerError,
     TooLongError,
 )
+from farspan.text.prompts import continued
 
 # nats of a token (NaN: not known; infinite: the model gave none), and its rank (0: the server's choice; -1: not known)
 Expected = tuple[float, int]
@@ -297,7 +298,7 @@ class Completions:
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raise OtherTokensError if the server drops the space before a word: each would count as another token."""
-        ids = self._ids(self._post(prompt, Sampling(PROBED))["text"])
+        ids = continued(self.tokenizer, self._post(prompt, Sampling(PROBED))["text"])[0].tolist()
         for i in range(1, len(ids)):
             try:
                 new = self._post([*prompt, *ids[:i]], Sampling(1))["text"]
@@ -336,13 +337,7 @@ class Completions:
             raise ValueError("/v1/completions takes no smallest number of new tokens: measure this task elsewhere")
         stop = [self._decoded([token]) for token in how.stop][:4]  # as many as the interface takes
         text = self._post(prompt, how, {"stop": stop} if stop else {})["text"]
-        return self._ids(text), text
-
-    def _ids(self, text: str) -> list[int]:
-        """Return the tokens of a text after others: alone, many tokenizers would add a space before it."""
-        before = "x" if text[:1].isspace() else "\n"
-        known, whole = (self.tokenizer(one, add_special_tokens=False)["input_ids"] for one in (before, before + text))
-        return list(whole[len(known) :])
+        return continued(self.tokenizer, text)[0].tolist(), text
 
     def _post(self, prompt: Sequence[int], how: Sampling, more: dict[str, Any] | None = None) -> dict[str, Any]:
         sent = self._prompt(prompt) if self.as_text else list(prompt)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from farspan.lm import LM
-
 
 def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
     """Return the token ids of a text, as `farspan.text.corpora.load` does: no special token is added, and the name of a
@@ -36,9 +34,9 @@ def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
 
 
 def continued(tokenizer: Any, *texts: str) -> list[np.ndarray]:
-    """Return `pieces` of texts that continue a prompt after the end of a line, or begin with one of their own: without
-    the space that many tokenizers add at the beginning of their input."""
-    return pieces(tokenizer, "x" if texts[0].startswith("\n") else "\n", *texts)[1:]
+    """Return `pieces` of texts that follow another one: without the space that many tokenizers add at the beginning of
+    their input. The text before them is the end of a line, or a word if they begin with white space of their own."""
+    return pieces(tokenizer, "x" if texts[0][:1].isspace() else "\n", *texts)[1:]
 
 
 def following(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
@@ -51,11 +49,6 @@ def line_ends(tokenizer: Any) -> tuple[int, ...]:
     """Return the ids of all tokens that begin with a line end, also after spaces."""
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
     return tuple(token for token, text in enumerate(texts) if text.lstrip(" ").startswith("\n"))
-
-
-def stops(lm: LM, *, one_line: bool) -> list[int]:
-    """Return the ids of the tokens that end an answer: those of the model, and if `one_line` those of `line_ends`."""
-    return sorted({*lm.stop_tokens, *(line_ends(lm.tokenizer) if one_line else ())})
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
