@@ -370,7 +370,7 @@ def test_a_curve_differs_from_itself_by_nothing(longest: int) -> None:
 def test_all_differences_of_two_curves_come_from_one_set_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     draw = stats.headlines_sampled
-    monkeypatch.setattr(run_differences, "headlines_sampled", lambda one, g: drawn.append(one) or draw(one, g))
+    monkeypatch.setattr(run_differences, "headlines_sampled", lambda one, *rest: drawn.append(one) or draw(one, *rest))
     stats.differences(run(3000.0), run(4000.0))
     assert len(drawn) == 2  # both curves
     drawn.clear()

@@ -1,6 +1,8 @@
 """The numbers of a curve: crossings of thresholds and areas under it; for the measured curve, and for curves sampled
 around it (see `farspan.stats.memory_lengths`)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
@@ -21,24 +23,26 @@ FINE = 0.99  # copy accuracy
 COARSE = 0.01  # gap
 HALF_LIFE = 0.5  # memory index
 REACH = 0.05  # memory index
-CROSSINGS = ("fine", "coarse", "half_life", "reach")
 LEVELS = {"fine": FINE, "coarse": COARSE, "half_life": HALF_LIFE, "reach": REACH}
+CROSSINGS = tuple(LEVELS)
+HEADLINES = (*CROSSINGS, "span", "gap_area")
 BOOTSTRAPS = 2000
 RANDOM_NUMBERS = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
 
 
-def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
+def headline(curve: MeasuredCurve, names: Sequence[str] = HEADLINES) -> dict[str, tuple[float, bool]]:
     """Return, by name, the value and whether it is right-censored, for a curve with a good row at every length."""
-    found = _headlines(curve, measured_mean(curve.copy)[None], gap(curve)[None], memory_index(curve)[None])
+    found = _headlines(curve, measured_mean(curve.copy)[None], gap(curve)[None], memory_index(curve)[None], names)
     return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
 
 
 def headlines_sampled(
-    curve: MeasuredCurve, multipliers: Float[np.ndarray, "samples repeats"]
+    curve: MeasuredCurve, multipliers: Float[np.ndarray, "samples repeats"], names: Sequence[str] = HEADLINES
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the values and censoring of curves sampled around a curve, one for each row of multipliers."""
     by_repeat = curve.copy, curve.copy - curve.control, index_by_repeat(curve)
-    return _headlines(curve, *(_sampled(values, multipliers) for values in by_repeat))
+    C, G, m = (_sampled(values, multipliers) for values in by_repeat)
+    return _headlines(curve, C, G, m, names)
 
 
 def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
@@ -62,19 +66,19 @@ def _headlines(
     C: Float[np.ndarray, "samples lengths"],
     G: Float[np.ndarray, "samples lengths"],
     m: Float[np.ndarray, "samples lengths"],
+    names: Sequence[str],
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the numbers of many mean curves of copy accuracy, gap and memory index at the lengths of `curve`."""
     judged = is_judged(curve)
     L, w = curve.lengths[judged], repeats_at(curve)[judged]
-    beyond = m[:, -1] > REACH
-    return {
-        "fine": crossings(L, C[:, judged], FINE, w, warm_up=True),
-        "coarse": crossings(L, G[:, judged], COARSE, w),
-        "half_life": crossings(L, m[:, judged], HALF_LIFE, w),
-        "reach": crossings(L, m[:, judged], REACH, w),
-        "span": (_areas(curve.lengths, m), beyond),
-        "gap_area": (_areas(curve.lengths, G), beyond),
-    }
+    found = {}
+    for name in names:
+        values = {"fine": C, "coarse": G, "gap_area": G}.get(name, m)
+        if name in LEVELS:
+            found[name] = crossings(L, values[:, judged], LEVELS[name], w, warm_up=name == "fine")
+        else:
+            found[name] = _areas(curve.lengths, values), m[:, -1] > REACH
+    return found
 
 
 def crossings(

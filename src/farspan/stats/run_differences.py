@@ -207,8 +207,8 @@ class _Number:
 def _numbers(curve: MeasuredCurve, g: np.ndarray, scale: float, end: float) -> dict[str, _Number]:
     """Return the numbers of COMPARED, the span up to the length `end`."""
     cut = _until(curve, round(end / scale))
-    whole = headline(curve), headlines_sampled(curve, g)
-    ended = whole if cut is curve else (headline(cut), headlines_sampled(cut, g))
+    whole = headline(curve, COMPARED), headlines_sampled(curve, g, COMPARED)
+    ended = whole if cut is curve else (headline(cut, ("span",)), headlines_sampled(cut, g, ("span",)))
     found = {}
     for name in COMPARED:
         # a crossing outside of the lengths measured may be anywhere there; the span ends at a known length
@@ -283,7 +283,7 @@ def interpolated(curve: MeasuredCurve, name: str, value: float, is_beyond: bool)
     if after == 0:
         return value, float(lengths[0]) - value
     ends = lengths[after - 1 : after + 1]
-    moved = [headline(curve.kept(curve.lengths != end))[name] for end in ends if len(lengths) > 2]
+    moved = [headline(curve.kept(curve.lengths != end), (name,))[name] for end in ends if len(lengths) > 2]
     places = np.clip([ends[1] if beyond else place for place, beyond in moved] or ends, *ends)
     least, most = (ends[0] if name == "reach" else min(places)), (ends[1] if name == "fine" else max(places))
     return max(0.0, value - float(least)), max(0.0, float(most) - value)
