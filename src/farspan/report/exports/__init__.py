@@ -77,9 +77,9 @@ def export(
         made = {folder / path.relative_to(place): path for path in formats[to](source, Path(place), **with_dataset)}
         if out is not None and (taken := [path for path in made if path.exists()]):
             raise ValueError(f"{taken[0]} exists: delete it, or choose another folder (out)")
-        for name in {path.relative_to(folder).parts[0] for path in made} & {*WHOLE}:
-            if out is None and model is None and not (folder / name).is_symlink():
-                shutil.rmtree(folder / name, ignore_errors=True)
+        if out is None and model is None:
+            for name in {path.relative_to(folder).parts[0] for path in made} & {*WHOLE}:
+                shutil.rmtree(folder / name, ignore_errors=True)  # a link is not followed
         for path, new in made.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             with written(path) as beside:
