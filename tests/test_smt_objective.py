@@ -166,7 +166,7 @@ def test_every_memory_token_acts_on_the_target(checkpointing: bool) -> None:
 # before a training
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "olmo2", "stablelm", "smollm3", "glm", "gpt_oss", "phi"])
+@pytest.mark.parametrize("family", [*FAMILIES, "olmo2", "stablelm", "smollm3", "glm", "gpt_oss", "phi", "ctrl"])
 def test_what_can_be_trained_passes_the_preflight(family: str) -> None:
     model = tiny_model(family)
     preflight(model, model, 64, 400)
@@ -207,6 +207,7 @@ def test_windows_that_count_rows_instead_of_positions_are_refused(monkeypatch: p
         ("falcon", {"alibi": True}, "does not use its positions"),
         ("gpt2", {"n_positions": 128}, "to 400 tokens: it has learned positions, a table of 128"),
         ("opt", {"max_position_embeddings": 128}, "learned positions, a table of 128"),
+        ("openai-gpt", {}, "OpenAIGPTLMHeadModel: its attention takes no explicit mask"),
         ("llama4", {}, "has layers of chunked_attention"),
         ("jamba", {}, "Sparse Memory Training cannot train JambaForCausalLM"),
         (

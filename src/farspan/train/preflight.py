@@ -27,9 +27,9 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
 
     Raises:
         ValueError: the model takes no positions, ignores them, or has a table of fewer than `longest`; its RoPE depends
-            on the length, or is not fp32; a layer's attention is of an unknown kind; hidden states differ from those
-            under an explicit mask; memory tokens have no effect on the target; or sliding windows are not counted in
-            positions.
+            on the length, or is not fp32; a layer's attention is of an unknown kind; it takes no explicit mask, or
+            hidden states differ from those under one; memory tokens have no effect on the target; or sliding windows
+            are not counted in positions.
     """
     windows = usable(core, longest)
     refusal = REFUSAL.format(type(core).__name__)
@@ -48,7 +48,13 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
             if _distance(hidden, near) == 0:
                 raise ValueError(f"{refusal}: it does not use its positions, so gaps between them have no effect")
             if set(windows.values()) == {None} and "flash" not in str(core.config._attn_implementation):
-                expected = _under_explicit_mask(core, ids, positions)
+                try:
+                    expected = _under_explicit_mask(core, ids, positions)
+                except RuntimeError as error:
+                    raise ValueError(
+                        f"{refusal}: its attention takes no explicit mask, so whether it is cut at gaps between "
+                        "positions cannot be checked"
+                    ) from error
                 if (apart := _distance(hidden, expected)) > TOLERANCE.get(hidden.dtype, 5e-2):
                     raise ValueError(
                         f"{refusal}: on positions with gaps its hidden states are {apart:.2g} away from those under an "
@@ -76,7 +82,7 @@ def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_mem
 
     def detached(module: Any, given: Any, output: Tensor) -> Tensor:
         leaves.append(output.detach().requires_grad_())
-        return leaves[-1]
+        return leaves[-1].clone()  # CTRL scales it in place
 
     hook = core.get_input_embeddings().register_forward_hook(detached)
     try:
