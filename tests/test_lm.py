@@ -22,7 +22,7 @@ from farspan.lm import LM, choose_separator, fingerprint, load, wrap
 from farspan.loading import places
 from farspan.measuring.loader import Load
 
-from tiny import VOCABULARY, configure, saved, tiny_config, tiny_model
+from tiny import VOCABULARY, configure, refused, saved, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("hub_offline")
 
@@ -558,6 +558,12 @@ def test_config_tokenizer_and_weights_are_those_of_the_subfolder(
     assert Load(options={"subfolder": "long"}).trained(str(tmp_path)) == 4096
     with pytest.raises(ValueError, match=r"^folder '.*short' holds no model: it has no config.json"):
         load(tmp_path, subfolder="short")
+
+
+def test_the_folder_of_an_adapter_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with refused(r"holds an adapter of PEFT, not a whole model\. Merge it into its base"):
+        load(tmp_path)
 
 
 def test_config_tokenizer_and_weights_are_found_in_the_same_cache(

@@ -62,6 +62,11 @@ def load_config(
     folder = Path(place, local.get("subfolder", ""))
     if Path(place).is_dir() and not (folder / "config.json").is_file():
         shown = str(folder if "subfolder" in local else name)
+        if (folder / "adapter_config.json").is_file():
+            raise ValueError(
+                f"folder {shown!r} holds an adapter of PEFT, not a whole {what}. Merge it into its base "
+                "(merge_and_unload() of peft), and save the result with its tokenizer in another folder"
+            )
         raise ValueError(f"folder {shown!r} holds no {what}: it has no config.json. Give a folder that holds one")
     with explained(name, what, "config.json", trust_remote_code):
         fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision, **local)
