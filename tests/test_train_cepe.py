@@ -880,9 +880,11 @@ def test_each_part_of_a_distillation_is_one_mean_over_a_step_however_it_is_cut(
 
 def test_without_a_divergence_distillation_is_the_main_stage(settings: Make) -> None:
     plain = settings("plain", "trainer.steps=4")
-    alone = settings("alone", "trainer.steps=4", "distill.kl=0", kind=DistillSettings)
+    alone = settings("alone", "trainer.steps=4", "distill.kl=0", "distill.teacher=unread", kind=DistillSettings)
+    said: list[str] = []
     train(plain)
-    distil(alone)
+    distil(alone, TrainingWatch(notice=said.append))
+    assert any("distill.teacher and its settings are not used" in line for line in said)
     losses = [[entry["loss"] for entry in log(one) if "loss" in entry] for one in (plain, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

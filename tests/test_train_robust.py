@@ -921,6 +921,7 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ("cepe", ["data.index=i"], r"data: index = 'i' has no effect with a mixture without `retrieved`"),
         ("cepe", ["data.query=8"], r"data: query = 8 has no effect with a mixture without `retrieved`"),
         ("distill", ["distill.delta=1e-3"], r"distill: delta = 0\.001 has no effect with variant = 'drop'"),
+        ("distill", ["distill.ce=0", "distill.kl=0"], r"distill: ce = 0 and kl = 0 leave no loss to train with"),
         ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
         ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"needs trainer\.steps >= "),
         ("smt", ["optimizer.warmup_steps=9"], r"give optimizer\.warmup_steps <= 4, or a share of all steps"),

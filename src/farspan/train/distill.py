@@ -64,7 +64,9 @@ class DistillationSettings(Settings):
     stored: bool = True  # compute the teacher's distributions once, before the training; false: at each step
 
     @model_validator(mode="after")
-    def _of_variant(self) -> "DistillationSettings":
+    def _has_effect(self) -> "DistillationSettings":
+        if not self.ce and not self.kl:
+            raise ValueError("ce = 0 and kl = 0 leave no loss to train with: give one of them a weight above 0")
         if self.variant != "smooth":
             self.refuse_unused(("delta",), f"variant = {self.variant!r}", 'variant = "smooth"')
         return self
@@ -90,6 +92,8 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
     other = other_teacher(settings, lm)
     samples: Dataset[dict[str, Tensor]]
     samples = rows = prepare(settings, lm, watch)
+    if not chosen.kl:
+        watch.notice("distill.kl = 0: nothing is learned from a teacher; distill.teacher and its settings are not used")
     teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
     inputs = rows.inputs
     if teacher is not None:
