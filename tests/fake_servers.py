@@ -58,7 +58,9 @@ class Fake:
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Return status and JSON."""
         if path == "/v1/models":
-            about = {"id": MODEL, "max_model_len": self.limit} if self.engine == "vLLM" else {"id": MODEL}
+            about = {"id": MODEL}
+            if self.engine in ("vLLM", "SGLang"):
+                about["max_model_len"] = self.limit
             if self.engine == "llama-server":
                 about["meta"] = {"n_vocab": self.faults.get("n_vocab", self.lm.vocabulary)}
             others = [{"id": f"{MODEL}-{number}"} for number in range(1, self.faults.get("models", 1))]
@@ -67,14 +69,15 @@ class Fake:
             return 200, {"default_generation_settings": {"n_ctx": self.limit}}
         if path == "/get_server_info" and self.engine == "SGLang":
             seeds = {"enable_deterministic_inference": self.faults.get("seeds", False)}
-            return 200, {"context_length": self.limit, **seeds}
+            longest = self.faults.get("pool", self.limit) - 6  # tokens of keys, less what it reserves
+            return 200, {"context_length": None, "max_req_input_len": longest, **seeds}
         if path == "/tokenize" and self.engine in ("vLLM", "llama-server"):
             ids = self.lm.tokenizer(body.get("prompt") or body.get("content"), add_special_tokens=False)["input_ids"]
             return 200, {"tokens": [(id + self.faults.get("shift", 0)) % self.lm.vocabulary for id in ids]}
         if self.engine == "vLLM" and path == "/v1/completions":
             return self.vllm(body)
         if self.engine == "SGLang" and path == "/generate":
-            return 200, self.sglang(body)
+            return self.sglang(body)
         if self.engine == "llama-server" and path == "/completion":
             return 200, self.llama(body)
         if self.engine in ("completions", "text", "llama-server") and path == "/v1/completions":
@@ -140,8 +143,11 @@ class Fake:
                 break
         return tokens[len(prompt) :]
 
-    def sglang(self, body: dict[str, Any]) -> dict[str, Any]:
+    def sglang(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         prompt, first = body["input_ids"], body.get("logprob_start_len", 0)
+        if len(prompt) >= (longest := self.faults.get("refused_above", self.faults.get("pool", self.limit) - 6)):
+            error = f"Input length ({len(prompt)} tokens) exceeds the maximum allowed length ({longest} tokens)."
+            return 400, {"error": {"message": f"{error} Use a shorter input or enable --allow-auto-truncate."}}
         cached = min(self.cached(prompt), first)
         meta: dict[str, Any] = {"prompt_tokens": len(prompt), "cached_tokens": cached}
         if body.get("return_logprob"):
@@ -155,7 +161,7 @@ class Fake:
                 top.append([[self.sent(value), int(id), None] for value, id in zip(*best, strict=True)])
             meta |= {"input_token_logprobs": entries, "input_top_logprobs": top}
         new = self.new(prompt, {"max_tokens": body["sampling_params"]["max_new_tokens"], **body["sampling_params"]})
-        return {"text": self.text(prompt, new), "output_ids": new, "meta_info": meta}
+        return 200, {"text": self.text(prompt, new), "output_ids": new, "meta_info": meta}
 
     def llama(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"][-self.faults.get("cuts_to", self.limit) :]

@@ -16,7 +16,7 @@ from farspan.loading import load_tokenizer
 from farspan.reader.logits import Sampling
 from farspan.reader.served.client import Client, NotServedError, ServerError
 from farspan.reader.served.memory import Elsewhere, ServedReader
-from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, Transport, probe
+from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, InputLogprobs, Transport, probe
 from farspan.text.corpora import tokenizer_hash
 
 __all__ = ["ServedLM", "ServerError", "served"]
@@ -140,7 +140,7 @@ def served(
     _check_tokens(client, name, words, source)
     transport = probe(client, name, words, ids, concurrency)
     _check_answer(transport, words, ids, source)
-    limit = _context(client, about)
+    context, most = _context(client, about, transport.engine)
     shown = f"{_short(name)} ({transport.engine})"
     nats = _sentence_nats(transport, ids, len(separator.ids))
     client.take()
@@ -152,11 +152,11 @@ def served(
         "dtype": None,
         "attention": transport.name,
         "device": client.base_url,
-        "trained_length": trained_length or limit,
-        "config_trained_length": limit,
+        "trained_length": trained_length or context,
+        "config_trained_length": context,
         "separator": {"kind": separator.kind, "ids": list(separator.ids)},
         "tokenizer": tokenizer_hash(words),
-        "fingerprint": hashlib.sha256(f"{name} {entries} {limit}".encode()).hexdigest()[:16],
+        "fingerprint": hashlib.sha256(f"{name} {entries} {context}".encode()).hexdigest()[:16],
         "sentence_nats": nats,
     }
     return ServedLM(
@@ -164,8 +164,8 @@ def served(
         words,
         shown,
         separator,
-        trained_length or limit,
-        None if limit is None else limit - 1,  # one new token is requested after the text
+        trained_length or context,
+        None if most is None else most - 1,  # one new token is requested after the text
         identity,
         transport=transport,
         client=client,
@@ -207,20 +207,19 @@ def _vocabulary(about: dict[str, Any]) -> int | None:
     return int(found) if found else None
 
 
-def _context(client: Client, about: dict[str, Any]) -> int | None:
-    """Return the most tokens that the server accepts; None if it does not report them."""
-    if about.get("max_model_len"):
-        return int(about["max_model_len"])
-    for path, *keys in (("/props", "default_generation_settings", "n_ctx"), ("/get_server_info", "context_length")):
-        try:
-            found = client.get(path)
-        except ServerError:
-            continue
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        if found:
-            return int(found)
-    return None
+def _context(client: Client, about: dict[str, Any], engine: str) -> tuple[int | None, int | None]:
+    """Return the tokens of the server's context, and the most that it accepts with one new token, which are fewer on
+    SGLang; None if it does not report them."""
+    try:
+        found = client.get("/get_server_info" if engine == InputLogprobs.engine else "/props")
+    except ServerError:
+        found = None
+    more = found if isinstance(found, dict) else {}
+    of_slot = (more.get("default_generation_settings") or {}).get("n_ctx")
+    context = about.get("max_model_len") or more.get("context_length") or of_slot
+    # SGLang refuses prompts of `max_req_input_len` tokens; its memory can hold fewer keys than a context has
+    most = more.get("max_req_input_len") or context
+    return int(context or most or 0) or None, int(most or 0) or None
 
 
 def _check_tokens(client: Client, model: str, tokenizer: Any, source: str) -> None:
