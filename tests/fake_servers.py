@@ -109,6 +109,7 @@ class Fake:
             entries = entries[-1:]
         new = self.new(prompt, body)
         choice = {"text": self.text(prompt, new), "prompt_logprobs": entries, "token_ids": new}
+        choice["finish_reason"] = "stop" if new[-1] in body.get("stop_token_ids", ()) else "length"
         if not body.get("prompt_logprobs"):
             del choice["prompt_logprobs"]
         if self.faults.get("no_ids"):
@@ -128,7 +129,7 @@ class Fake:
 
     def new(self, prompt: list[int], body: dict[str, Any]) -> list[int]:
         tokens = list(prompt)
-        most = body.get("max_tokens", body.get("n_predict", 1))
+        most = min(body.get("max_tokens", body.get("n_predict", 1)), self.faults.get("most_new", math.inf))
         stop = set(body.get("stop_token_ids", ()))
         named = "repeat_penalty" if self.engine == "llama-server" else "repetition_penalty"
         penalty = body.get(named, self.faults.get("penalty", 1.0))  # of a generation_config.json, unless sent
@@ -161,6 +162,8 @@ class Fake:
                 top.append([[self.sent(value), int(id), None] for value, id in zip(*best, strict=True)])
             meta |= {"input_token_logprobs": entries, "input_top_logprobs": top}
         new = self.new(prompt, {"max_tokens": body["sampling_params"]["max_new_tokens"], **body["sampling_params"]})
+        ended = "stop" if new[-1] in body["sampling_params"].get("stop_token_ids", ()) else "length"
+        meta["finish_reason"] = {"type": ended}
         return 200, {"text": self.text(prompt, new), "output_ids": new, "meta_info": meta}
 
     def llama(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +174,7 @@ class Fake:
         timings = {"prompt_n": len(prompt) - cached, "cache_n": cached}
         new = self.new(prompt, body)
         answer = {"content": self.text(prompt, new), "tokens": new, "timings": timings, **probabilities}
-        answer["tokens_evaluated"] = len(prompt)
+        answer |= {"tokens_evaluated": len(prompt), "stop_type": "limit"}
         if self.faults.get("no_ids"):
             del answer["tokens"]
         return answer
@@ -185,9 +188,10 @@ class Fake:
         new = self.new(prompt, body)
         text = self.text(prompt, new)
         choice: dict[str, Any] = {"text": text.strip() if self.faults.get("strips") else text}
+        choice["finish_reason"] = "length"
         if self.faults.get("named_ids"):
             choice["logprobs"] = {"tokens": [f"token_id:{new[0]}"], "top_logprobs": [{}]}
-        return 200, {"choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(new)}}
 
 
 def _common(a: list[int], b: list[int]) -> int:

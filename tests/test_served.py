@@ -500,6 +500,15 @@ def test_the_sampling_defaults_of_a_server_change_no_answer(
     assert torch.equal(ranks == 0, here.score(ids[:, 40:]).rank == 0)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_answer_that_the_server_cuts_is_refused(engine: str, own: LM, folder: Path, ids: torch.Tensor) -> None:
+    with serving(Fake(engine, own, most_new=8)) as url:
+        memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
+        memory.generate(ids[:, 40:45], 8)
+        with pytest.raises(ServerError, match=r"after 8 of 12 new tokens \(l[a-z]+\): it has a limit"):
+            memory.generate(ids[:, 40:45], 12)
+
+
 def test_sglang_is_sent_a_seed_only_where_it_takes_one(own: LM, folder: Path, ids: torch.Tensor) -> None:
     with serving(fake := Fake("SGLang", own, seeds=True)) as url:
         memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])

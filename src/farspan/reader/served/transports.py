@@ -35,6 +35,7 @@ PROBED = 8  # new tokens requested to check that their text identifies them
 TOKEN_ID = "token_id:"  # prefix of a token that vLLM names by its id
 UNREADABLE = "\ufffd"  # the text of an incomplete character
 LEAST = -9999.0  # for a log-probability of minus infinity, which JSON lacks; llama-server: the smallest float32
+CUT = ("length", "limit", "abort", "error")  # reasons to end an answer that are not the model's
 CHAT = "/v1/chat/completions"
 # a server's own defaults, often from generation_config.json, would change greedy choices and the sampled distribution
 UNCHANGED = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
@@ -110,7 +111,8 @@ class PromptLogprobs:
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
         choice = _choice(answer)
-        return _before_stop(self.client, choice.get("token_ids"), how.stop), str(choice.get("text") or "")
+        new = _before_stop(self.client, choice.get("token_ids"), how, choice.get("finish_reason"))
+        return new, str(choice.get("text") or "")
 
 
 def _nats(logprob: float | None) -> float:
@@ -186,8 +188,8 @@ class InputLogprobs:
                 )
             settings["sampling_seed"] = how.seed % 2**31  # held as int32
         answer = self.client.post("/generate", {"input_ids": list(prompt), "sampling_params": settings})
-        self._about(answer, len(prompt))
-        return _before_stop(self.client, answer.get("output_ids"), how.stop), str(answer.get("text") or "")
+        reason = (self._about(answer, len(prompt)).get("finish_reason") or {}).get("type")
+        return _before_stop(self.client, answer.get("output_ids"), how, reason), str(answer.get("text") or "")
 
     def _takes_seeds(self) -> bool:
         try:
@@ -235,7 +237,8 @@ class LlamaServer:
         if how.min_new_tokens:
             raise ValueError("llama-server takes no smallest number of new tokens: measure this task on another engine")
         answer = self._post(prompt, {"n_predict": how.max_new_tokens, **how.named})
-        return _before_stop(self.client, answer["tokens"], how.stop), str(answer.get("content") or "")
+        new = _before_stop(self.client, answer["tokens"], how, answer.get("stop_type"))
+        return new, str(answer.get("content") or "")
 
     def _post(self, prompt: Sequence[int], more: dict[str, Any]) -> dict[str, Any]:
         body = {"prompt": list(prompt), "cache_prompt": True, "return_tokens": True, **UNCHANGED_BY_LLAMA, **more}
@@ -347,10 +350,10 @@ class Completions:
         body |= self.sampling | how.named | (more or {})
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
-        read = (answer.get("usage") or {}).get("prompt_tokens", len(prompt))
-        if read != len(prompt):
+        used, choice = answer.get("usage") or {}, _choice(answer)
+        if (read := used.get("prompt_tokens", len(prompt))) != len(prompt):
             raise ServerError(f"{self.client.base_url} read {read:,} tokens, {len(prompt):,} were sent")
-        choice = _choice(answer)
+        _refuse_cut(self.client, used.get("completion_tokens", how.max_new_tokens), how, choice.get("finish_reason"))
         if not isinstance(choice.get("text"), str):
             raise ServerError(f"{self.client.base_url}/v1/completions returns no text")
         return choice
@@ -378,11 +381,21 @@ def _counted(client: Client, answer: Any, sent: int) -> int | None:
     return cached
 
 
-def _before_stop(client: Client, tokens: Any, stop: Sequence[int]) -> list[int]:
+def _before_stop(client: Client, tokens: Any, how: Sampling, reason: str | None) -> list[int]:
+    """Return new tokens without the stop token. `reason`: why the answer ended, as the server names it."""
     if not isinstance(tokens, list):
         raise ServerError(f"{client.base_url} returns no ids of new tokens: use a later version of the server")
-    end = next((i for i, token in enumerate(tokens) if token in set(stop)), len(tokens))
+    _refuse_cut(client, len(tokens), how, reason)
+    end = next((i for i, token in enumerate(tokens) if token in set(how.stop)), len(tokens))
     return [int(token) for token in tokens[:end]]
+
+
+def _refuse_cut(client: Client, count: int, how: Sampling, reason: str | None) -> None:
+    if count < how.max_new_tokens and reason in CUT:
+        raise ServerError(
+            f"{client.base_url} ended an answer after {count} of {how.max_new_tokens} new tokens ({reason}): it has a "
+            "limit of its own. Start it without (llama-server: --predict; vLLM: max_new_tokens of a generation config)"
+        )
 
 
 def probe(client: Client, model: str, tokenizer: Any, prompt: Sequence[int], concurrency: int | None) -> Transport:
