@@ -39,6 +39,14 @@ def test_the_prompt_has_its_length_and_hides_the_number_at_its_depth(lm: LM) -> 
             assert lm.tokenizer.decode(prompt.key.tolist()).count(number.strip()) == 2
 
 
+def test_the_question_begins_a_line_at_every_length(lm: LM) -> None:
+    prompt = BoundPasskey().examples(lm, LENGTHS, 1, 0)[0].payload
+    for length in range(prompt.fixed, prompt.fixed + len(prompt.filler) + 1):
+        context = prompt.context(length, 1.0)
+        assert len(context) + len(prompt.question) == length
+        assert lm.tokenizer.decode(context.tolist()).endswith("\n")
+
+
 @pytest.mark.parametrize("name", ["passkey", "needle:depths=0.5", "own"])
 def test_prompts_have_no_blank_at_the_beginning_of_a_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("they were near that river every other evening. " * 200)

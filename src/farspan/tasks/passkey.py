@@ -5,8 +5,8 @@
 Mohtashami and Jaggi 2023 (Landmark Attention), arXiv 2305.16300, section 4.2 and appendix: their wording, a number of
 five digits, a filler of five short sentences repeated to the length. Right if every token of the number has the highest
 probability given the ones before it, as in greedy decoding. A length is all tokens of the prompt; the separator is not
-counted. The depth is the share of the filler before the number, rounded to whole repetitions. An example has the same
-number at all lengths and depths.
+counted. The last repetition is cut to the length and ends its line, as in the authors' script. The depth is the share
+of the filler before the number, rounded to whole repetitions. An example has the same number at all lengths and depths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,8 @@ class PasskeyPrompt:
         count, rest = divmod(length - self.fixed, len(self.filler))
         before = round(depth * count)
         parts = [self.description, *[self.filler] * before, self.key, *[self.filler] * (count - before)]
-        return np.concatenate([*parts, self.filler[:rest]])
+        cut = [self.filler[: rest - 1], self.filler[-1:]] if rest else []  # its last token ends the line
+        return np.concatenate([*parts, *cut])
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
 
     task: ClassVar[str] = "passkey"
     needs_nats: ClassVar[bool] = False
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     @property
     def settings(self) -> dict[str, Any]:
