@@ -18,7 +18,7 @@ from farspan.record import read_examples
 from farspan.tasks import task
 from farspan.tasks.base import stops
 from farspan.tasks.qa import BoundQa, Passage, Question, _holds, exact_match, read_questions
-from farspan.text.prompts import encoded
+from farspan.text.prompts import encoded, following
 from farspan.text.retrieval import build
 
 import tiny
@@ -196,7 +196,13 @@ def test_long_passages_lose_their_end(data: str, lm: LM) -> None:
     example = qa(data, passage_tokens=12).examples(lm, (1,), 1, 0)[0]
     name = example.payload.question.answers[0]
     whole = encoded(lm.tokenizer, f"Document (Title: {name} 0): {name} has 0 dogs.\n\n")
-    assert np.concatenate(example.payload.passages).tolist() == whole[:12].tolist()
+    blank = following(lm.tokenizer, "\n\n", before="x")
+    assert 0 < len(blank) < 12 < len(whole)
+    for passage in (example.payload.passages[0], example.payload.head[1:13]):
+        assert len(passage) == 12
+        assert lm.tokenizer.decode(passage.tolist()).endswith("\n\n")
+    expected = [*whole[: 12 - len(blank)].tolist(), *blank.tolist()]
+    assert example.payload.passages[0].tolist() == expected
 
 
 def test_questions_with_too_few_passages_are_not_asked(tmp_path: Path, lm: LM) -> None:

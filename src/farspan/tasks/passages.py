@@ -9,16 +9,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan.reader import Memory
-from farspan.text.prompts import encoded
+from farspan.text.prompts import encoded, following
 
 PASSAGE_TOKENS = 256  # at most, of each passage: the trained length of CEPE's encoder
 WEIGHTS = ("method", "retriever")
 
 
 def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]:
-    """Return the token ids of a passage and a blank line, at most `most`: a longer passage loses its end and the blank
-    line."""
-    return encoded(tokenizer, text.strip() + "\n\n")[:most]
+    """Return the token ids of a passage and a blank line, at most `most`: a longer passage loses its end."""
+    ids = encoded(tokenizer, text.strip() + "\n\n")
+    if len(ids) <= most:
+        return ids
+    blank = following(tokenizer, "\n\n", before="x")[:most]
+    return np.concatenate([ids[: most - len(blank)], blank])
 
 
 def passage_weights(weights: str, scores: Sequence[float | None] | np.ndarray) -> Float[Tensor, "passages"] | None:

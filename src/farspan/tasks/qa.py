@@ -11,8 +11,8 @@ references after both are lower-cased and lose punctuation, articles and extra b
 Differences from the authors' scripts: theirs give CEPE and RePlug no demonstration in the decoder, the baselines two;
 ours give all methods the same two, at the beginning of every decoder. Theirs sample demonstrations inside the workers
 of a data loader, so that they depend on the number of workers; ours depend only on the seed and the question. A passage
-that is too long loses its end and blank line here, its title there. The number of passages in CEPE's decoder is a
-setting of the method.
+that is too long loses its end here, its title there. The number of passages in CEPE's decoder is a setting of the
+method.
 
 Data: Natural Questions, TriviaQA and PopQA, as jsonl, parquet or a hub data set, with the columns
 
@@ -123,7 +123,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
 
     task: ClassVar[str] = "qa"
     needs_nats: ClassVar[bool] = False
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     @cached_property
     def settings(self) -> dict[str, Any]:
