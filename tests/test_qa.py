@@ -24,7 +24,7 @@ from farspan.text.retrieval import build
 import tiny
 from cepe_models import tiny_cepe
 from naive import greedy_until
-from tiny import tiny_model, write_lines
+from tiny import blank_first_tokenizer, tiny_model, write_lines
 
 PEOPLE = ["Ada", "Grace", "Alan", "Kurt", "Emmy", "Sonja", "Carl", "Marie", "Niels", "Lise"]
 
@@ -203,6 +203,13 @@ def test_long_passages_lose_their_end(data: str, lm: LM) -> None:
         assert lm.tokenizer.decode(passage.tolist()).endswith("\n\n")
     expected = [*whole[: 12 - len(blank)].tolist(), *blank.tolist()]
     assert example.payload.passages[0].tolist() == expected
+
+
+def test_questions_have_no_blank_at_the_beginning_of_their_line(data: str) -> None:
+    lm = wrap(tiny_model(), blank_first_tokenizer(map(chr, (10, *range(33, 127)))), "tiny")
+    given = qa(data).examples(lm, (1,), 1, 0)[0].payload
+    text = lm.tokenizer.decode(np.concatenate([given.head[1:], *given.passages, given.query]))
+    assert text.count("\n\nQuestion: who") == 3
 
 
 def test_questions_with_too_few_passages_are_not_asked(tmp_path: Path, lm: LM) -> None:

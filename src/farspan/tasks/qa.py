@@ -37,7 +37,7 @@ from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Wor
 from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.tasks.scoring import exact_match, normalised
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
-from farspan.text.prompts import encoded, following
+from farspan.text.prompts import continued, following
 from farspan.text.retrieval import UNSPACED, Index, open_index
 from farspan.text.tables import read_table
 
@@ -168,10 +168,10 @@ class BoundQa(Qa, Bound[QaPrompt]):
         for shot in self._demonstrations(which, seed):
             best = self._passages(shot, 1)
             head += [passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in best]
-            head.append(encoded(lm.tokenizer, f"Question: {shot.question}\nAnswer: {shot.answers[0]}\n\n"))
+            head += continued(lm.tokenizer, f"Question: {shot.question}\nAnswer: {shot.answers[0]}\n\n")
         passages = self._passages(one, lengths[-1])
         pieces = tuple(passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in passages)
-        query = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
+        [query] = continued(lm.tokenizer, f"Question: {one.question}\nAnswer:")
         prompt = QaPrompt(np.concatenate(head), pieces, query, one)
         what = f"{self.task} {self.version} {repeat} {one.answers} {self.new_tokens} {self.weights}"
         return Example(digest(what, prompt.head, *joined(pieces), query), repeat, tuple(lengths), prompt)
