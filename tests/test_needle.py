@@ -33,7 +33,7 @@ from farspan.text.corpora import Corpus, load
 
 import tiny
 from naive import greedy_until, nats_after
-from tiny import PlannedAndFed, tiny_model
+from tiny import PlannedAndFed, blank_first_tokenizer, tiny_model
 
 Make = Callable[..., BoundNeedle]
 LENGTHS = (640, 900)
@@ -179,6 +179,15 @@ def test_a_prompt_does_not_depend_on_the_day(lm: LM, bound: Make, monkeypatch: p
     [example] = bound(ask="generated").examples(lm, (640,), 1, 0)
     assert lm.tokenizer.decode(example.payload.head.tolist()).startswith("today is 26 Jul 2024\n")
     assert template(lm)[0].startswith(f"today is {datetime.now():%d %b %Y}\n")  # a question of the user
+
+
+@pytest.mark.parametrize(("end", "begun"), [("bot:\n", "bot:\nThe magic"), ("[/bot]", "[/bot] The magic")])
+def test_an_answer_begins_after_the_template_as_the_model_writes_it(end: str, begun: str, text: str) -> None:
+    lm = wrap(tiny_model(), blank_first_tokenizer(map(chr, (10, *range(33, 127)))), "tiny")
+    lm.tokenizer.chat_template = f"{{{{ messages[0].content }}}}{{{{ {end!r} }}}}"
+    needle = BoundNeedle(ask="generated", depths=(0.5,), text=load(text, lm.tokenizer))
+    [example] = needle.examples(lm, (2000,), 1, 0)
+    assert begun in lm.tokenizer.decode(example.payload.queries[0].ids)
 
 
 @pytest.mark.parametrize("chat", [None, CHAT])

@@ -351,7 +351,7 @@ def _query(
     if end is None:
         ids, *parts = continued(lm.tokenizer, f"\n\n{question} {beginning}", *listed)
     else:
-        ids, *parts = pieces(lm.tokenizer, beginning, *listed)
+        ids, *parts = (continued if end.endswith("\n") else pieces)(lm.tokenizer, beginning, *listed)
         ids = np.concatenate([asked(lm, "", f"\n\n{question}", end)[0].numpy(), ids])
     whole, ends = joined(parts)
     for text, part in zip(answers, parts[::2], strict=True):
