@@ -127,6 +127,7 @@ def test_longbench_judges_as_it_does(name: str, prediction: str, references: lis
 
 def test_longbench_takes_the_best_reference() -> None:
     assert longbench("count", "3", ["5", "3"]) == 1.0
+    assert longbench("F1", "x y", ["", "x y"]) == 1.0  # a blank one among others
 
 
 def test_chinese_words_lose_their_punctuation_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

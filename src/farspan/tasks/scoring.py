@@ -124,7 +124,7 @@ def _numbers(prediction: str, reference: str, classes: Sequence[str], *, marker:
 
 
 def _word_f1(prediction: str, reference: str, classes: Sequence[str]) -> float:
-    return f1(prediction, [reference])
+    return _f1(normalised(prediction).split(), normalised(reference).split())
 
 
 def _chinese_f1(prediction: str, reference: str, classes: Sequence[str]) -> float:
