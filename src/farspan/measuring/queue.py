@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from farspan.record import by_key
+
 MOST_TRIES = 4  # of a unit whose worker dies: more would repeat a crash for ever
 
 
@@ -15,9 +17,8 @@ class UnitQueue:
 
     def __init__(self, models: Sequence[str], flops: Sequence[float]) -> None:
         self._models, self._flops = models, flops
-        self._waiting: dict[str, list[int]] = {}  # units by model, the longest last
-        for number in sorted(range(len(models)), key=lambda number: (flops[number], -number)):
-            self._waiting.setdefault(models[number], []).append(number)
+        order = sorted(range(len(models)), key=lambda number: (flops[number], -number))
+        self._waiting = by_key((models[number], number) for number in order)  # units by model, the longest last
         self._held: dict[int, int] = {}  # by worker
         self._loaded: dict[int, str] = {}  # by worker: the model that it holds
         self._tries = [0] * len(models)

@@ -21,7 +21,7 @@ from farspan.measuring.operations import Operations
 from farspan.measuring.setups import Grid, Setup, possible_lengths
 from farspan.methods import Method
 from farspan.reader import Reader
-from farspan.record import DEFAULT_REPEATS, Row, Shard
+from farspan.record import DEFAULT_REPEATS, Row, Shard, by_key
 from farspan.tasks import Bound, Example
 
 MOST = 100_000  # shards
@@ -138,10 +138,8 @@ class Sharding:
     @cached_property
     def _units(self) -> dict[tuple[str, str, str], list[Unit]]:
         """The units of this shard by model, method and task."""
-        found: dict[tuple[str, str, str], list[Unit]] = {}
-        for unit in self.dealing.owned(self.shard[0] - 1) if self.units is None else self.units:
-            found.setdefault(self.contents[unit.cell].cell.name, []).append(unit)
-        return found
+        units = self.dealing.owned(self.shard[0] - 1) if self.units is None else self.units
+        return by_key((self.contents[unit.cell].cell.name, unit) for unit in units)
 
     def only(self, unit: Unit) -> "Sharding":
         """Return a part that consists of one unit, small enough to be sent to another machine."""

@@ -17,6 +17,7 @@ from farspan.record.rows import (
     UNFINISHED,
     Shard,
     Tail,
+    by_key,
     current,
     latest,
     read_examples,

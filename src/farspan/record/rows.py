@@ -10,6 +10,7 @@ from farspan.schema import FORM, check_example, check_header, check_row
 from farspan.schema.row import Row
 
 T = TypeVar("T")
+K = TypeVar("K")
 Shard = tuple[int, int]  # the number of a shard, from 1, and of how many
 REPAIR = "Restore it, or choose another folder (out)"  # of a damaged run.json
 UNFINISHED = ("oom", "budget")  # statuses of measurements that are repeated: more memory or time may be free then
@@ -142,6 +143,14 @@ def latest(rows: Iterable[Row]) -> list[Row]:
                     found.pop(key, None)  # out of time, then refused: two cells name one row
         found[row.key] = row
     return list(found.values())
+
+
+def by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the values of each key, from pairs of key and value; keys and values in the order of the pairs."""
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def read_file(path: Path, until: Callable[[Row], bool] = lambda row: False) -> tuple[list[Row], int]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.stats import binomtest
 
-from farspan.record import ABSENT, NOT_FAILED, Row
+from farspan.record import ABSENT, NOT_FAILED, Row, by_key
 from farspan.report.header import same_at_depths
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
 from farspan.stats import LEVEL, bands, holm, student_mean
@@ -309,10 +309,7 @@ def independent(scores: Iterable[tuple[Hashable, float]], entry: Mapping[str, An
     """
     if not same_at_depths(entry):
         return np.array([score for _, score in scores])
-    found: dict[Hashable, list[float]] = {}
-    for example, score in scores:
-        found.setdefault(example, []).append(score)
-    return np.array([np.mean(some) for some in found.values()])
+    return np.array([np.mean(some) for some in by_key(scores).values()])
 
 
 def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,18 +347,12 @@ def _finite(value: float) -> float | None:
 
 def by_task(found: Sequence[Cell]) -> list[list[Cell]]:
     """Return the cells of each task together."""
-    tasks: dict[str, list[Cell]] = {}
-    for cell in found:
-        tasks.setdefault(cell.task, []).append(cell)
-    return list(tasks.values())
+    return list(by_key((cell.task, cell) for cell in found).values())
 
 
 def by_member(found: Sequence[Cell]) -> list[list[Cell]]:
     """Return the cells of each model, method and run together."""
-    members: dict[tuple[str, str, str], list[Cell]] = {}
-    for cell in found:
-        members.setdefault(cell.whose, []).append(cell)
-    return list(members.values())
+    return list(by_key((cell.whose, cell) for cell in found).values())
 
 
 def failures(found: Sequence[Cell]) -> list[str]:
@@ -377,9 +368,7 @@ def failures(found: Sequence[Cell]) -> list[str]:
                 lengths.append(cell.length)
     lines = []
     for (task, status, reason), whose in reasons.items():
-        at: dict[str, list[str]] = {}
-        for name, lengths in whose.items():
-            at.setdefault(", ".join(f"{length:,}" for length in lengths), []).append(name)
+        at = by_key((", ".join(f"{length:,}" for length in lengths), name) for name, lengths in whose.items())
         where = "; ".join(f"{', '.join(names)} at {lengths}" for lengths, names in at.items())
         lines.append(f"{task}: {where}: {status}: {reason}")
     return lines

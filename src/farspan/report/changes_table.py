@@ -2,6 +2,7 @@
 
 from math import exp
 
+from farspan.record import by_key
 from farspan.report.cells import UNCORRECTED, in_nats
 from farspan.report.changes import Change, Comparison
 from farspan.report.export import number, three_digits
@@ -25,13 +26,11 @@ def print_changes(found: Comparison, console: Terminal) -> None:
         console.print_table(title, ["", "baseline", "model", "change [95 %]", "within", "verdict"], lines, num_names=1)
     if found.changes:
         console.print_line(LEGEND, style="dim")
-    reasons: dict[str, list[str]] = {}
-    for one in found.changes:
-        if one.verdict == "undecided" and (reason := one.reason or _without_spread(one)):
-            name = one.name if one.length is None else f"{one.name} {one.length:,}"
-            reasons.setdefault(reason, []).append(f"{one.method} {name}")
-    for reason, names in reasons.items():
-        console.print_line(f"{', '.join(names)}: {reason}", style="dim")
+    reasons = by_key((one.reason or _without_spread(one), one) for one in found.changes if one.verdict == "undecided")
+    for reason, some in reasons.items():
+        names = (f"{one.method} {one.name}" + ("" if one.length is None else f" {one.length:,}") for one in some)
+        if reason:
+            console.print_line(f"{', '.join(names)}: {reason}", style="dim")
     for line in (*found.lacking, *found.remarks):
         console.print_line(line, style="dim")
 

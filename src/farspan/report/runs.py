@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from farspan.files import expanded
-from farspan.record import DEFAULT_REPEATS, Row, latest, read_header, read_rows
+from farspan.record import DEFAULT_REPEATS, Row, by_key, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
 from farspan.stats import version_label
@@ -108,10 +108,7 @@ class Member:
     @cached_property
     def rows_at(self) -> dict[int, list[Row]]:
         """The rows by length."""
-        found: dict[int, list[Row]] = {}
-        for row in self.rows:
-            found.setdefault(row.length, []).append(row)
-        return found
+        return by_key((row.length, row) for row in self.rows)
 
     @property
     def lengths(self) -> list[int]:
@@ -358,11 +355,7 @@ def _label(
 
 def cost_rows(source: Source) -> dict[tuple[str, str, int], list[Row]]:
     """Return the rows that hold costs, by model, method and length."""
-    found: dict[tuple[str, str, int], list[Row]] = {}
-    for row in source.rows:
-        if row.task == COST:
-            found.setdefault((row.model, row.method, row.length), []).append(row)
-    return found
+    return by_key(((row.model, row.method, row.length), row) for row in source.rows if row.task == COST)
 
 
 def short_names(models: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from farspan.record import flat
+from farspan.record import by_key, flat
 from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
 from farspan.report.example import examples
 from farspan.report.export import bounds, counted, details_of, p_value, written_as
@@ -192,12 +192,8 @@ def _examples(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:
     """Return the failures by run, model, method, status and reason: their number and the first length."""
-    found: dict[tuple[str, ...], list[int]] = {}
-    for source in sources:
-        for row in source.rows:
-            if row.status != "ok":
-                key = (source.name, row.model, row.method, row.status, row.reason)
-                found.setdefault(key, []).append(row.length)
+    failed = ((source.name, row) for source in sources for row in source.rows if row.status != "ok")
+    found = by_key(((run, row.model, row.method, row.status, row.reason), row.length) for run, row in failed)
     names = ("run", "model", "method", "status", "reason")
     return [
         dict(zip(names, key, strict=True)) | {"rows": len(lengths), "first_length": min(lengths)}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from farspan.record import Row, latest
+from farspan.record import Row, by_key, latest
 from farspan.stats.intervals import measured_mean
 
 MIN_SCORED = 32  # tokens; a length with fewer is too noisy for a threshold
@@ -108,10 +108,9 @@ def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], MeasuredCurve]:
 def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """Return the rows of each curve, by (model, method, label of protocol and texts). Where a run holds several
     versions of the task with one label, the label names the version: their numbers are not comparable."""
-    alike: dict[tuple[Any, ...], list[Row]] = {}  # rows read from a file share settings objects: each is compared once
-    for row in latest(rows):
-        if row.task == "curve":
-            alike.setdefault((row.model, row.method, row.version, id(row.settings)), []).append(row)
+    # rows read from a file share settings objects: each is compared once
+    mine = (row for row in latest(rows) if row.task == "curve")
+    alike = by_key(((row.model, row.method, row.version, id(row.settings)), row) for row in mine)
     settings: dict[str, list[dict[str, Any]]] = {}  # short label -> its settings under one model
     versions: dict[str, set[int]] = {}
     for row, *_ in alike.values():

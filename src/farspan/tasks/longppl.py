@@ -40,7 +40,7 @@ from farspan.files import expanded
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.record import Row, latest, read_rows
+from farspan.record import by_key, latest, read_rows
 from farspan.specs import choice, limited
 from farspan.stats import unpacked
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
@@ -299,16 +299,15 @@ def key_tokens(folder: str) -> KeyTokens:
     Raises:
         ValueError: no run, or its rows have no key tokens, or those of several models, methods or settings.
     """
-    by: dict[str, list[Row]] = {}
-    for row in latest(read_rows(expanded(folder))):
-        if row.task == BoundLongPPL.task and row.settings.get("keys") == OWN and "key_bits" in row.scores:
-            by.setdefault(f"{row.model} {row.method} {json.dumps(row.settings, sort_keys=True)}", []).append(row)
-    if len(by) != 1:
+    of_task = (row for row in latest(read_rows(expanded(folder))) if row.task == BoundLongPPL.task)
+    own = (row for row in of_task if row.settings.get("keys") == OWN and "key_bits" in row.scores)
+    found = by_key((f"{row.model} {row.method} {json.dumps(row.settings, sort_keys=True)}", row) for row in own)
+    if len(found) != 1:
         raise ValueError(
-            f"keys={folder} holds the key tokens of {len(by)} models, methods and settings, expected those of one: "
+            f"keys={folder} holds the key tokens of {len(found)} models, methods and settings, expected those of one: "
             f"give {OWN}, or the folder of a run of longppl with one model and one method"
         )
-    [rows] = by.values()
+    [rows] = found.values()
     how = {name.name: rows[0].settings[name.name] for name in fields(LongPPL)}
     bits = {(row.scores["target"], row.length): row.scores["key_bits"] for row in rows}
     return KeyTokens(f"{rows[0].model} {rows[0].method}", LongPPL(**how), bits)

@@ -22,6 +22,7 @@ from farspan import files
 from farspan.lm import LM
 from farspan.methods.full import Full
 from farspan.reader import Reader
+from farspan.record import by_key
 from farspan.stats import unpacked
 from farspan.tasks.base import Example
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
@@ -106,9 +107,7 @@ def recurring(
     """Yield the earlier and the later place of each of the `later` ones that has an earlier mention, at least
     `distance` tokens before it and not at the beginning of the window."""
     tokens: list[int] = window.tolist()
-    ends: dict[tuple[int, ...], list[int]] = {}
-    for end in range(draw.ngram, len(tokens)):
-        ends.setdefault(tuple(tokens[end - draw.ngram + 1 : end + 1]), []).append(end)
+    ends = by_key((tuple(tokens[end - draw.ngram + 1 : end + 1]), end) for end in range(draw.ngram, len(tokens)))
     for place in later:
         before = ends.get(tuple(tokens[place - draw.ngram + 1 : place + 1]), [])
         if (nearest := bisect_right(before, place - distance)) == 0:

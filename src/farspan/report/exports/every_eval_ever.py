@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from farspan.files import write
+from farspan.record import by_key
 from farspan.report.exports.numbers import Number, is_hub_id, numbers_of, task_settings, text_of
 from farspan.report.runs import Source
 
@@ -22,11 +23,8 @@ def write_every_eval_ever(source: Source, folder: Path) -> list[Path]:
     is a hash of the model and of the time when the run began, so that a run that was continued replaces its file; a
     hash of the content where no time is recorded."""
     began = next((str(one["started"]) for one in source.header["sessions"][:1] if one.get("started")), "")
-    by_model: dict[str, list[Number]] = {}
-    for number in numbers_of(source):
-        by_model.setdefault(number.member.model, []).append(number)
     paths = []
-    for model, numbers in by_model.items():
+    for model, numbers in by_key((number.member.model, number) for number in numbers_of(source)).items():
         text = json.dumps(record(source, model, numbers), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         content = text.encode(errors="backslashreplace")  # as `write` encodes text
         hashed = f"{model} {began}".encode(errors="backslashreplace") if began else content
