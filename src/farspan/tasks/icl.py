@@ -26,7 +26,6 @@ of the prompt.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +37,7 @@ from numpy.typing import ArrayLike
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
+from farspan.record import by_key
 from farspan.specs import choice, limited
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import COPY, COPY_QUESTION, SETS, Labelled, copy_set, load_own, load_set, own_question
@@ -186,10 +186,7 @@ class BoundIcl(Bound[IclPrompt]):
 
     def _sampled(self, count: int, question: Labelled, rng: np.random.Generator) -> list[Labelled]:
         """Return demonstrations: one of each class per turn, the classes of a turn in random order."""
-        classes: dict[int, list[Labelled]] = defaultdict(list)
-        for one in self.demonstrations:
-            if one.text != question.text:
-                classes[one.label].append(one)
+        classes = by_key((one.label, one) for one in self.demonstrations if one.text != question.text)
         # label -> the class's own random order, consumed only as far as needed
         orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}
         sampled: list[Labelled] = []
@@ -287,10 +284,7 @@ def _scoring(tokens: int, options: Sequence[np.ndarray]) -> Iterator[Work]:
 def nats_of_options(memory: Memory, options: Sequence[np.ndarray]) -> np.ndarray:
     """Return -log p of each option after a memory of one row: options of one length are scored together."""
     nats = np.empty(len(options))
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for index, ids in enumerate(options):
-        by_length[len(ids)].append(index)
-    for indices in by_length.values():
+    for indices in by_key((len(ids), index) for index, ids in enumerate(options)).values():
         rows = torch.from_numpy(np.stack([options[index] for index in indices]))
         nats[indices] = memory.score(rows).nats.double().sum(1).cpu().numpy()
     return nats

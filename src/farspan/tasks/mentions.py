@@ -27,7 +27,7 @@ at the shortest length are left out.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,6 +40,7 @@ from torch import Tensor
 from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
+from farspan.record import by_key
 from farspan.specs import limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, distinct, not_finite
 from farspan.text.prompts import token_texts
@@ -183,19 +184,14 @@ class BoundMentions(Mentions, BoundText[MentionText]):
     def _marked(self, lm: LM, tokens: np.ndarray, rng: np.random.Generator) -> MentionText:
         """Return a window with its later mentions."""
         first = len(tokens) - self.target_tokens
-        by_text: dict[str, list[Word]] = defaultdict(list)
-        for word in words_of(lm, tokens):
-            by_text[word.text].append(word)
+        by_text = by_key((word.text, word) for word in words_of(lm, tokens))
         later = {text: pair for text, words in by_text.items() if (pair := self._later(words, first))}
-        others: dict[tuple[str, str, int], list[Word]] = defaultdict(list)
-        for text, words in by_text.items():
-            for one in words:
-                if text not in later and one.whole and one.end <= first:
-                    others[one.form].append(one)
+        alone = (one for text, words in by_text.items() if text not in later for one in words)
+        others = by_key((one.form, one) for one in alone if one.whole and one.end <= first)
         mentions = []
         for text, (before, mention) in later.items():
             earlier = [one for one in by_text[text] if one.first < mention.first]
-            if not all(one.whole and others[one.form] for one in earlier):
+            if not all(one.whole and one.form in others for one in earlier):
                 continue
             # the same spelling is replaced by the same word; in order, as strings hash differently in each process
             forms = dict.fromkeys(one.form for one in earlier)
