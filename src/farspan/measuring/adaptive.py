@@ -167,8 +167,8 @@ def finer_lengths(curve: stats.MeasuredCurve, longest: int) -> tuple[int, ...]:
     if not len(measured.lengths):
         return ()
     chance = stats.by_chance(measured)
-    for name, (value, censored) in stats.headline(measured).items():
-        if name not in REFINED or value == 0.0 or censored:
+    for name, (value, censored) in stats.headline(measured, REFINED).items():
+        if value == 0.0 or censored:
             continue
         low, high, _ = chance.get(name, (value, value, False))
         for before, after in {stats.between(measured, end) for end in (low, value, high)}:
@@ -184,11 +184,10 @@ def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tupl
     measured = curve.kept(curve.measured)
     if not len(measured.lengths):
         return (), set()
-    chance, values = stats.by_chance(measured), stats.headline(measured)
+    chance, values = stats.by_chance(measured), stats.headline(measured, REPEATED)
     more: set[int] = set()
     hopeless = set()
-    for name in REPEATED:
-        value, censored = values[name]
+    for name, (value, censored) in values.items():
         if value == 0.0 or censored or not chance:
             continue
         if name not in chance:

@@ -272,8 +272,7 @@ def whole_repeats(curve: MeasuredCurve) -> int:
 
 def repeats_near(curve: MeasuredCurve, length: float) -> int:
     """Return the number of repeats at the two measured lengths around a value, whichever is smaller; at least 2."""
-    after = min(int(np.searchsorted(curve.lengths, length)), len(curve.lengths) - 1)
-    return max(2, int(repeats_at(curve)[max(after - 1, 0) : after + 1].min()))
+    return max(2, int(repeats_at(curve)[np.isin(curve.lengths, between(curve, length))].min()))
 
 
 def contaminated_windows(curve: MeasuredCurve) -> Bool[np.ndarray, "repeats lengths"]:
