@@ -109,9 +109,10 @@ def test_all_shards_compute_the_same_dealing() -> None:
 
 
 def test_a_thousand_shards_are_balanced_to_a_tenth() -> None:
-    dealing = deal(comparison(), 1000)
+    cells = comparison()
+    dealing = deal(cells, 1000)
     assert dealing.imbalance <= 0.10
-    assert dealing.longest <= 1.10 * sum(one.flops for one in dealing.cells) / 1000  # with all that is read twice
+    assert dealing.longest <= 1.10 * sum(one.flops for one in cells) / 1000  # with all that is read twice
 
 
 def test_work_that_balances_whole_is_not_cut() -> None:

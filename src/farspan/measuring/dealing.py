@@ -70,19 +70,16 @@ class CellCost:
             largest *= LARGER
         return whole
 
-    @cached_property
-    def _num_short(self) -> int:
-        return sum(length <= LONG for length in self.lengths)
-
     def _cut(self, largest: float) -> list[tuple[int, int, float]]:
         """Return bands of at most this cost, longest lengths first. A single length, and all short lengths together,
         are never cut. If there are more than BANDS, the others are left out."""
         bands, end = list[tuple[int, int, float]](), len(self.lengths)
+        num_short = sum(length <= LONG for length in self.lengths)
         while end > 0 and len(bands) <= BANDS:
             first = end - 1
             while first > 0 and self._band(first - 1, end - 1) <= largest:
                 first -= 1
-            if first < max(1, self._num_short):
+            if first < max(1, num_short):
                 first = 0
             bands.append((first, end, self._band(first, end - 1) / self.up_to[-1]))
             end = first
@@ -103,7 +100,6 @@ class Unit:
 class Dealing:
     """Which shard does which units."""
 
-    cells: Sequence[CellCost]
     units: Sequence[Unit]
     owners: Sequence[int]  # the shard of each unit, from 0
     loads: Sequence[float]  # by shard
@@ -129,7 +125,7 @@ def deal(cells: Sequence[CellCost], count: int) -> Dealing:
     largest = max([mean, *(max(cell.repeats, default=0.0) for cell in cells)])  # no repeat is cut at first
     best: Dealing | None = None
     for cut, number in itertools.product((False, True), range(TRIES)):
-        dealing = _longest_first(cells, _units(cells, largest * SMALLER**number, cut=cut), count)
+        dealing = _longest_first(_units(cells, largest * SMALLER**number, cut=cut), count)
         if best is None or dealing.longest < WORTH * best.longest:
             best = dealing
         if best.longest <= BALANCED * mean:
@@ -152,7 +148,7 @@ def _units(cells: Sequence[CellCost], largest: float, *, cut: bool) -> list[Unit
     return units
 
 
-def _longest_first(cells: Sequence[CellCost], units: Sequence[Unit], count: int) -> Dealing:
+def _longest_first(units: Sequence[Unit], count: int) -> Dealing:
     heap = [(0.0, shard) for shard in range(count)]
     owners = [0] * len(units)
     for number in sorted(range(len(units)), key=lambda number: (-units[number].flops, number)):
@@ -161,4 +157,4 @@ def _longest_first(cells: Sequence[CellCost], units: Sequence[Unit], count: int)
     loads = [0.0] * count
     for load, shard in heap:
         loads[shard] = load
-    return Dealing(cells, units, owners, loads)
+    return Dealing(units, owners, loads)
