@@ -143,7 +143,7 @@ def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> L
             not finite.
     """
     folder = folder_of(name)
-    if _is_scaled(Path(folder)):
+    if _recorded(Path(folder), "model", "temperature")[1] or (Path(folder) / SCALES).exists():
         raise ValueError(
             f"{what} {name!r} was trained with log-n scaling (model.temperature), which its weights do not hold: it "
             "would be used here without it. Give the model that it was trained from"
@@ -156,12 +156,12 @@ def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> L
     return replace(lm, name=name)
 
 
-def _is_scaled(folder: Path) -> bool:
-    """Return whether the model in a folder is to be read with log-n scaling, as far as its files tell."""
+def _recorded(folder: Path, table: str, key: str) -> tuple[dict[str, Any], Any]:
+    """Return the content of the training.json in a folder, and one of its settings; {} and None if it has none."""
     with suppress(ValueError, LookupError, TypeError, OSError):  # missing, damaged, or of another program or recipe
-        if files.read_json(folder / "training.json")["settings"]["model"]["temperature"]:
-            return True
-    return (folder / SCALES).exists()
+        found = files.read_json(folder / "training.json")
+        return found, found["settings"][table][key]
+    return {}, None
 
 
 def save_whole(model: Any, dtype: torch.dtype, folder: Path) -> None:
@@ -381,8 +381,10 @@ def write_up(
         ValueError: the folder cannot be written, such as on a full disk.
     """
     out = Path(settings.out)
-    recorded = _recorded(out, settings.trainer.steps) if summary.pop("finished", False) else {}
-    summary |= recorded | {"settings": settings.model_dump(mode="json")}
+    recorded, steps = _recorded(out, "trainer", "steps")
+    if summary.pop("finished", False) and steps == settings.trainer.steps:
+        summary |= recorded
+    summary["settings"] = settings.model_dump(mode="json")
     if engines.is_first_process():
         with checkpoints.writing(out):
             with files.added(out, last="tokenizer.json") as new:
@@ -393,15 +395,6 @@ def write_up(
                 draw(log, out)
                 files.write(out / "README.md", card(summary, log))
     return summary
-
-
-def _recorded(out: Path, steps: int) -> dict[str, Any]:
-    """Return the content of training.json if it is of a training of `steps` steps, else an empty dict."""
-    with suppress(ValueError, LookupError, TypeError, OSError):  # missing, damaged, or of another program
-        found: dict[str, Any] = files.read_json(out / "training.json")
-        if found["settings"]["trainer"]["steps"] == steps:
-            return found
-    return {}
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
