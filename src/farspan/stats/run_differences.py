@@ -132,7 +132,7 @@ def differences(
     g = multipliers(pairs, bootstraps, seed)
 
     def measured_at(one: MeasuredCurve, other: MeasuredCurve) -> list[Difference]:
-        return _differences(one, other, (g, g), names, (1.0, 1.0), pairs, "tokens")
+        return _differences(one, other, (g, g), names, (1.0, 1.0), pairs)
 
     found = measured_at(first, second)
     alike = _without_lengths_of_one(first, second), _without_lengths_of_one(second, first)
@@ -171,7 +171,7 @@ def differences_in_characters(
             raise ValueError(f"{name} has {repeats} repeats with both halves; an interval needs 2 or more")
     first, second = curves
     g = [multipliers(len(one.copy), bootstraps, seed + i) for i, one in enumerate(curves)]
-    return _differences(first, second, (g[0], g[1]), names, scales, 0, "characters")
+    return _differences(first, second, (g[0], g[1]), names, scales, 0)
 
 
 def _differences(
@@ -181,13 +181,12 @@ def _differences(
     names: tuple[str, str],
     scales: tuple[float, float],
     pairs: int,
-    unit: str,
 ) -> list[Difference]:
     end = min(one.lengths[-1] * scale for one, scale in zip((a, b), scales, strict=True))
     first, second = (_numbers(one, g, scale, end) for one, g, scale in zip((a, b), multipliers, scales, strict=True))
     # the same values at each length, as of an unchanged model: crossings do not differ in any resample
     same = pairs > 0 and all(np.array_equal(getattr(a, key), getattr(b, key), equal_nan=True) for key in MEASURED)
-    return [_difference(name, names, first[name], second[name], same, pairs, unit) for name in COMPARED]
+    return [_difference(name, names, first[name], second[name], same, pairs) for name in COMPARED]
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ def _numbers(curve: MeasuredCurve, g: np.ndarray, scale: float, end: float) -> d
 
 
 def _difference(
-    name: str, names: tuple[str, str], first: _Number, second: _Number, same: bool, pairs: int, unit: str
+    name: str, names: tuple[str, str], first: _Number, second: _Number, same: bool, pairs: int
 ) -> Difference:
     both = first, second
     fewest = min(one.repeats for one in both)
@@ -263,7 +262,7 @@ def _difference(
         censored=censored,
         error=error,
         freedom=freedom,
-        unit=unit,
+        unit="tokens" if pairs else "characters",
         below=(first.below, second.below),
     )
 
