@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from farspan import stats
-from farspan.record import Row
+from farspan.record import Row, by_key
 from farspan.report.export import counted, statuses
 from farspan.report.runs import Member, groups_of_rows, renamed
 
@@ -161,11 +161,9 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
     """
     s = one.summary
     assert s is not None
-    reasons: dict[str, list[str]] = {}
-    for name in names:
-        length = getattr(s, name)
-        if name != "span" and length.reason and (name in stats.CROSSINGS or length.low is not None):
-            reasons.setdefault(length.reason, []).append(spoken(name))
+    lengths = [(name, getattr(s, name)) for name in names if name != "span"]
+    shown = ((name, one.reason) for name, one in lengths if name in stats.CROSSINGS or one.low is not None)
+    reasons = by_key((reason, spoken(name)) for name, reason in shown if reason)
     lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     lines += _how_to_narrow(one)
     if s.failed:

@@ -82,12 +82,9 @@ class PerplexityMember(Member):
         """The numbers of each range of positions in the longest text, ready for JSON."""
         columns = [self.by_bucket(score).T for score in ("nats", "hits")]
         return [
-            {
-                "begin": begin,
-                "end": end,
-                **numbers("nats", nats, least=0.0),
-                **numbers("accuracy", accuracy, least=0.0, most=1.0),
-            }
+            {"begin": begin, "end": end}
+            | numbers("nats", nats, least=0.0)
+            | numbers("accuracy", accuracy, least=0.0, most=1.0)
             for begin, end, nats, accuracy in zip([0, *self.ends], self.ends, *columns, strict=False)
         ]
 
