@@ -6,7 +6,8 @@ A text is named by one string, the same in every command and config:
     path/to/file.jsonl#column   one document per row: .jsonl, .ndjson, .json, .csv, .tsv or .parquet; column `text`
                                 unless named
     path/to/folder              all .txt, .md, .jsonl, .ndjson and .parquet files in it and its folders, in order
-                                of their names; hidden files and files of hidden folders are left out
+                                of their names; hidden files, files of hidden folders and links to folders are left
+                                out
     org/name@config:split#column  a hub dataset (config optional, split `train`, column `text` unless named)
     builtin                     Python's library: see `farspan.text.library`; also builtin:train, builtin:held-out
     random                      uniformly sampled tokens of the model's vocabulary, without special ones
