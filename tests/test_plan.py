@@ -22,6 +22,7 @@ from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.reader import DenseReader
 from farspan.record import Run
+from farspan.tasks import task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve
 
@@ -399,6 +400,29 @@ def test_a_calibrated_time_is_that_of_the_operations_on_a_machine_where_only_the
     with Run.open(tmp_path / "run", {}) as run:
         measure_cell(task, how, lm, run, **options)
     assert cost.seconds == pytest.approx(done, rel=0.03)
+
+
+def test_a_calibrated_time_counts_each_of_the_examples_that_a_task_reads_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done, step = 0.0, Stream.step
+
+    def working(self: Stream, ids: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        done += 0.001  # as on a GPU, where a forward of several rows takes as long as one
+        return step(self, ids)
+
+    lm = load(folder, device="cpu")
+    what, options = task("passkey:depths=2").on(lm, "builtin"), {"lengths": (420,), "repeats": 4, "batch": 4}
+    plan(what, method("full"), lm, **options)  # the check of chunks is not part of it
+    monkeypatch.setattr(Stream, "step", working)
+    monkeypatch.setattr(calibration, "clock", lambda: done)
+    cost = plan(what, method("full"), lm, calibrate=True, **options)
+    done = 0.0
+    with Run.open(tmp_path / "run", {}) as run:
+        measure_cell(what, method("full"), lm, run, **options)
+    assert cost.seconds == pytest.approx(done, rel=0.4)
+    assert cost.batch == 1
 
 
 @pytest.mark.parametrize("slow", [0.01, 0.3])  # seconds for one token of one row

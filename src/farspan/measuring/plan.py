@@ -105,7 +105,8 @@ def plan_examples(
         return Plan(0, 0, 0.0, lm.num_bytes, 0, 0, seconds, None, num_done=num_done)
     by_example = [list(bound.work(lm, example)) for example in examples]
     batch = min(repeats, batch or batch_that_fits(bound, method, lm, examples))
-    num_rows = batch * max(w.num_rows for some in by_example for w in some)
+    together = batch if bound.reads_together else 1
+    num_rows = together * max(w.num_rows for some in by_example for w in some)
     longest = max(w.num_before + w.num_tokens for some in by_example for w in some)
     head = len(bound.separator(lm))
     with method.on(lm) as reader, bound.around(reader):
@@ -120,13 +121,13 @@ def plan_examples(
         steps = [step for w in work for step in _chunks(w, chunk)]
         seconds = None if tflops is None else flops / (1e12 * tflops)
         if calibrate:
-            speed = calibrated(reader, method, steps, batch)
+            speed = calibrated(reader, method, steps, together)
             # examples of a batch run together; ceil: the last batch may be smaller
-            seconds = sum(s.num_rows * speed.seconds(s) for s in steps) / repeats * math.ceil(repeats / batch)
+            seconds = sum(s.num_rows * speed.seconds(s) for s in steps) / repeats * math.ceil(repeats / together)
             seconds += sum(s.num_rows * speed.seconds(s) for w in once for s in _chunks(w, chunk))
     # memory counts what the method keeps of a whole text, also where each forward reads a part of it
     steps += [step for some in by_example for w in some for step in _chunks(w, chunk)]
-    keys = batch * max(
+    keys = together * max(
         (key_bytes(method, lm, s, chunk) + _bytes_twice(method, lm, s)) * 5 // 4 + _mask_bytes(method, s) for s in steps
     )
     return Plan(
@@ -135,7 +136,7 @@ def plan_examples(
         flops=flops,
         weight_bytes=lm.num_bytes,
         extra_bytes=(sum(parts.values()) - parts["weights"] if parts else keys) + 3 * 4 * logits_at_once(lm.device),
-        batch=batch,
+        batch=together,
         seconds=seconds,
         fallback=fallback,
         parts=parts,

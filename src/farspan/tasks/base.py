@@ -144,6 +144,7 @@ class Bound(ABC, Generic[P]):
     task: ClassVar[str]  # recorded in its rows
     adaptive: ClassVar[bool] = False  # whether `farspan.measuring.adaptive` can choose its lengths
     needs_nats: ClassVar[bool] = True  # it needs the log-probability of every scored token, not only the hits
+    reads_together: ClassVar[bool] = True  # the examples of a batch; otherwise one after the other
     version: ClassVar[int]  # incremented by changes that affect numbers
 
     @property

@@ -75,6 +75,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
     """Answers to questions about the documents of one set."""
 
     needs_nats: ClassVar[bool] = False  # answers are generated
+    reads_together: ClassVar[bool] = False
 
     set: str
     items: tuple[Item, ...] = field(repr=False)

@@ -130,6 +130,7 @@ class BoundIcl(Bound[IclPrompt]):
     head: int = HEAD
 
     task: ClassVar[str] = "icl"
+    reads_together: ClassVar[bool] = False
     version: ClassVar[int] = 2
 
     @property

@@ -172,6 +172,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
     task: ClassVar[str] = "needle"
     needs_nats: ClassVar[bool] = False
+    reads_together: ClassVar[bool] = False
     version: ClassVar[int] = 2
 
     @property

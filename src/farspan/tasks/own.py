@@ -147,6 +147,7 @@ class BoundOwn(Own, BoundText[Hidden]):
     """The tests in one text."""
 
     task: ClassVar[str] = "own"
+    reads_together: ClassVar[bool] = False
     version: ClassVar[int] = 5
 
     @property

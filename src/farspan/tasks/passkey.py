@@ -85,6 +85,7 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
 
     task: ClassVar[str] = "passkey"
     needs_nats: ClassVar[bool] = False
+    reads_together: ClassVar[bool] = False
     version: ClassVar[int] = 3
 
     @property

@@ -123,6 +123,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
 
     task: ClassVar[str] = "qa"
     needs_nats: ClassVar[bool] = False
+    reads_together: ClassVar[bool] = False
     version: ClassVar[int] = 5
 
     @cached_property

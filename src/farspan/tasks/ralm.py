@@ -87,6 +87,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
     opened: Index
 
     task: ClassVar[str] = "ralm"
+    reads_together: ClassVar[bool] = False
     version: ClassVar[int] = 3
 
     @property
