@@ -610,6 +610,20 @@ def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, folder: Path
     assert all(isinstance(one.cost, str) == one.method.startswith("sinks") for one in planned)
 
 
+def test_a_plan_by_length_counts_the_text_that_lengths_share_once(text: str, folder: Path) -> None:
+    def costs(*, refusals: bool) -> list[tuple[int, float, float]]:
+        what = grid([str(folder)], TASKS, refusals=refusals, **settings(text, cost=False))
+        found: dict[str, list[Any]] = {}
+        for one in plans([str(folder)], "full", what, tflops=1.0):
+            found.setdefault(one.what, []).append(one.cost)
+        return [
+            (sum(p.tokens for p in some), sum(p.flops for p in some), sum(p.seconds for p in some))
+            for some in found.values()
+        ]
+
+    assert costs(refusals=True) == [pytest.approx(one) for one in costs(refusals=False)]
+
+
 @pytest.mark.parametrize(("lengths", "targets"), [("auto", 64), ("512,1024", 256), ("64,256", 32)])
 def test_the_default_task_has_targets_that_fit_the_shortest_length(
     lengths: str, targets: int, text: str, folder: Path

@@ -1,7 +1,7 @@
 """Measure models × methods × tasks × lengths on the same tokens, in one run."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -29,6 +29,7 @@ from farspan.record import (
     read_rows,
     refuse_other_texts,
 )
+from farspan.tasks import Example
 from farspan.text.documents import Text
 
 
@@ -190,14 +191,24 @@ def plans(
                 wanted = lm.name, str(how), measurement
                 mine = [row for row in rows if (row.model, row.method, row.measurement) == wanted]
                 options: dict[str, Any] = {"calibrate": calibrate, "tflops": tflops, "rows": mine, **possible.sizes(lm)}
+                before: Plan | None = None
                 for part in [(n,) for n in one.lengths or ()] if what.compared else [one.lengths or ()]:
                     cost: Plan | str
-                    some = [replace(one, lengths=tuple(n for n in one.lengths if n in part)) for one in examples]
-                    some = [one for one in some if one.lengths]
+                    some, until = _at(examples, part), _at(examples, range(part[0] + 1) if part else ())
                     try:
                         cost = reasons.get(part[0]) or plan_examples(possible.bound, how, lm, some, repeats, **options)
+                        if what.compared and isinstance(cost, Plan):
+                            untimed = options | {"calibrate": False}
+                            every = plan_examples(possible.bound, how, lm, until, repeats, **untimed)
+                            cost, before = cost.after(before, every), every
                     except ValueError as error:
                         if not what.compared:
                             raise
                         cost = str(error)
                     yield Planned(lm.name, str(how), one.what, part[0] if what.compared else None, cost)
+
+
+def _at(examples: Sequence[Example[Any]], lengths: Container[int]) -> list[Example[Any]]:
+    """Return the examples at these lengths only, those that have any."""
+    some = [replace(one, lengths=tuple(n for n in one.lengths if n in lengths)) for one in examples]
+    return [one for one in some if one.lengths]

@@ -35,6 +35,18 @@ class Plan:
     longest: int = 0  # tokens of the longest context, with those that are scored
     trained_length: int | None = None  # tokens; of the model without the method
 
+    def after(self, before: "Plan | None", every: "Plan") -> "Plan":
+        """Return what one length adds to shorter ones, which share the text that is read.
+
+        Args:
+            before, every: of the shorter lengths, None without any, and of all up to this one.
+        """
+        if before is None:
+            return self
+        flops = every.flops - before.flops
+        seconds = self.seconds and self.seconds * flops / self.flops
+        return replace(self, tokens=every.tokens - before.tokens, flops=flops, seconds=seconds)
+
 
 class Planned(NamedTuple):
     """The cost of one cell of a run."""
