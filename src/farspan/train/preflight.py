@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from farspan import hf
+from farspan.hf.device import is_out_of_memory
 from farspan.hf.training import evaluating
 from farspan.train.draws import draw
 from farspan.train.objective import decoded, last_hidden
@@ -51,6 +52,8 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
                 try:
                     expected = _under_explicit_mask(core, ids, positions)
                 except RuntimeError as error:
+                    if is_out_of_memory(error):
+                        raise
                     raise ValueError(
                         f"{refusal}: its attention takes no explicit mask, so whether it is cut at gaps between "
                         "positions cannot be checked"
