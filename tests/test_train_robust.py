@@ -910,6 +910,11 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
             ("smt", [f"smt.draw={draw}", "smt.targets=3"], rf"smt: targets = 3 has no effect with draw = '{draw}'")
             for draw in ("skip:chunks=3", "pose", "random", "decoys", "recurrences", "full")
         ),
+        (
+            "smt",
+            ["smt.draw=pose", "smt.first_target=mask"],
+            "smt: first_target = 'mask' has no effect with draw = 'pose'",
+        ),
         ("smt", ["smt.mixed=off", "smt.beta=2"], r"smt: beta = 2\.0 has no effect with mixed = 'off'"),
         ("lm", ["watch.curve=false"], r"watch: curve = False has no effect with every = 0: .*give an every above 0"),
         ("smt", ["optimizer.momentum=0.9"], r"optimizer: momentum = 0\.9 has no effect with name = 'adamw'.*\"muon\"$"),

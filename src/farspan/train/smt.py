@@ -87,7 +87,8 @@ class SparseSettings(Settings):
     @model_validator(mode="after")
     def _of_draw(self) -> "SparseSettings":
         if self.draw.partition(":")[0] not in MEMORIES:
-            self.refuse_unused(("targets",), f"draw = {self.draw!r}", f"a draw with targets: {', '.join(MEMORIES)}")
+            given = ("targets", "first_target") if self.first_target == "mask" else ("targets",)
+            self.refuse_unused(given, f"draw = {self.draw!r}", f"a draw with targets: {', '.join(MEMORIES)}")
         if self.mixed == "off":
             self.refuse_unused(("beta",), "mixed = 'off'", 'mixed = "concat" or "alternate"')
         return self
