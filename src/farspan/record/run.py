@@ -189,7 +189,7 @@ class Run:
 
     def refuse_other_version(self, task: str, version: int) -> None:
         """Raise ValueError if the run holds rows of the task in another version, whose numbers cannot be compared."""
-        versions = {row.version for by_key in self._latest.values() for row in by_key.values() if row.task == task}
+        versions = {row.version for by_slot in self._latest.values() for row in by_slot.values() if row.task == task}
         if other := sorted(versions - {version}):
             raise ValueError(
                 f"{self.folder} holds rows of version {other[0]} of the task {task}: this farspan measures version "

@@ -292,9 +292,7 @@ def whole_examples(places: Sequence[tuple[Example, float]], entry: Mapping[str, 
     Args:
         places: example and depth of each score of one length.
     """
-    at: dict[Example, set[float]] = {}
-    for example, depth in places if same_at_depths(entry) else ():
-        at.setdefault(example, set()).add(depth)
+    at = {one: set(depths) for one, depths in by_key(places if same_at_depths(entry) else ()).items()}
     every = set[float]().union(*at.values())
     return [place for place in places if at and at[place[0]] == every] or list(places)
 

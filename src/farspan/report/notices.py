@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from farspan.record import LENGTHS, changed_fields
+from farspan.record import LENGTHS, by_key, changed_fields
 from farspan.report.header import rows_of
 from farspan.report.runs import Source, cost_rows
 
@@ -42,10 +42,8 @@ def same_weights(sources: Iterable[Source]) -> list[str]:
 
 def other_tokenizers(sources: Iterable[Source]) -> list[str]:
     """Return a line if models have different tokenizers, by which tables differ without a verdict on them."""
-    found: dict[str, dict[str, None]] = {}
-    for name, about in (item for source in sources for item in source.header["models"].items()):
-        if known := about.get("tokenizer"):
-            found.setdefault(known, {})[name] = None
+    models = (item for source in sources for item in source.header["models"].items())
+    found = by_key(dict.fromkeys((about["tokenizer"], name) for name, about in models if about.get("tokenizer")))
     if len(found) < 2:
         return []
     whose = " | ".join(", ".join(names) for names in found.values())

@@ -46,18 +46,16 @@ def _without_old_refusals(rows: list[Row], settings: Mapping[str, Any]) -> list[
     if all(row.status != "refused" for row in rows):
         return rows
     methods, lengths = settings.get("methods", ()), settings.get("lengths")
-    measured: dict[tuple[Any, ...], set[int]] = {}  # repeats
-    for row in rows:
-        if not row.of_all:
-            measured.setdefault((row.model, row.method, row.measurement, row.length), set()).add(row.repeat)
+    each = (row for row in rows if not row.of_all)
+    repeats = by_key(((row.model, row.method, row.measurement, row.length), row.repeat) for row in each)
 
     def holds(row: Row) -> bool:
         if methods and row.method not in methods:
             return False
         if not isinstance(lengths, list) or row.task == COST:  # lengths that were not given
             return True
-        found = measured.get((row.model, row.method, row.measurement, row.length), ())
-        return row.length in lengths and len(found) < (settings.get("repeats") or DEFAULT_REPEATS)
+        found = repeats.get((row.model, row.method, row.measurement, row.length), ())
+        return row.length in lengths and len({*found}) < (settings.get("repeats") or DEFAULT_REPEATS)
 
     return [row for row in rows if row.status != "refused" or holds(row)]
 

@@ -11,6 +11,7 @@ from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from farspan.files import write
+from farspan.record import by_key
 from farspan.report.export import bounds, counted
 from farspan.report.exports.numbers import Number, is_hub_id, numbers_of, slug, text_of
 from farspan.report.runs import Source
@@ -65,10 +66,7 @@ def _task_ids(numbers: Sequence[Number]) -> list[str]:
     """Return a different name for each number: task, number and length, with the method, and with the number of the
     task among those of its kind, where there are several."""
     methods = {one.member.method for one in numbers}
-    kinds: dict[str, list[str]] = {}
-    for one in numbers:
-        if one.group.spec not in (specs := kinds.setdefault(one.group.task, [])):
-            specs.append(one.group.spec)
+    kinds = by_key(dict.fromkeys((one.group.task, one.group.spec) for one in numbers))
     found = []
     for one in numbers:
         parts = [one.group.task, one.id]
