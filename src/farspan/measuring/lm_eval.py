@@ -8,7 +8,7 @@ left out.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from farspan.record import DEFAULT_REPEATS
 from farspan.report.runs import Source
 from farspan.tasks.base import Example, digest
 from farspan.tasks.curve import BoundCurve, Texts
+from farspan.text.prompts import decoded
 
 SINGLE = 8  # tokens of each scored part whose accuracy is measured one by one
 MOSTLY = 0.9  # share of contexts that decode and encode exactly, below which a line says so
@@ -114,8 +115,8 @@ def write_lm_eval(source: Source, folder: Path, notice: Callable[[str], object] 
     lengths = sorted({one["length"] for one in asked})
     contexts = [bound.num_tokens(lm, one, length) for one in examples for length in one.lengths]
     exact = [one.pop("exact") for one in asked]
-    texts = {name: _decoded(lm, tokens) for one in examples for name, tokens in _names(one).values()}
-    data = {"separator": _decoded(lm, bound.separator(lm)), "texts": texts, "requests": asked}
+    texts = {name: decoded(lm.tokenizer, tokens) for one in examples for name, tokens in _names(one).values()}
+    data = {"separator": decoded(lm.tokenizer, bound.separator(lm)), "texts": texts, "requests": asked}
     files = {"texts.json": json.dumps(data), "farspan_curve.py": CODE}
     tasks = {f"{GROUP}_{half}_{length}": (half, length) for half in HALVES for length in lengths}
     files[f"{GROUP}.yaml"] = "\n".join([f"group: {GROUP}", "task:", *(f"  - {task}" for task in tasks), ""])
@@ -191,6 +192,7 @@ def _requests(lm: LM, bound: BoundCurve, example: Example[Texts]) -> Iterator[di
     if "prefix" in names:
         halves["control"] = ("prefix", "target")
     separator = list(bound.separator(lm))
+    between = decoded(lm.tokenizer, separator)
     for length in example.lengths:
         start, warmup, scored = bound.slice_at(length, 0.0)
         first, end = start + warmup, start + warmup + scored
@@ -199,8 +201,9 @@ def _requests(lm: LM, bound: BoundCurve, example: Example[Texts]) -> Iterator[di
             spans = [(_offset(lm, asked_ids, first), _offset(lm, asked_ids, end))]
             spans += _single_tokens(lm, asked_ids, start, first, end)
             ids = [*separator, *read_ids[:length].tolist(), *separator, *asked_ids[start:end].tolist()]
-            text = _decoded(lm, separator) + _decoded(lm, read_ids)[: _offset(lm, read_ids, length)]
-            text += _decoded(lm, separator) + _decoded(lm, asked_ids)[_offset(lm, asked_ids, start) : spans[0][1]]
+            before = decoded(lm.tokenizer, read_ids)[: _offset(lm, read_ids, length)]
+            after = decoded(lm.tokenizer, asked_ids)[_offset(lm, asked_ids, start) : spans[0][1]]
+            text = f"{between}{before}{between}{after}"
             yield {
                 "half": half,
                 "length": length,
@@ -218,7 +221,7 @@ def _requests(lm: LM, bound: BoundCurve, example: Example[Texts]) -> Iterator[di
 def _single_tokens(lm: LM, ids: np.ndarray, start: int, first: int, end: int) -> list[tuple[int, int]]:
     """Return the characters of up to SINGLE tokens of ids[first:end], spread over them, that the harness scores as one
     token each after ids[start:first]."""
-    text, begin = _decoded(lm, ids[:end]), _offset(lm, ids, start)
+    text, begin = decoded(lm.tokenizer, ids[:end]), _offset(lm, ids, start)
     found: dict[int, tuple[int, int] | None] = {}  # by place; None: not one token
 
     def known(place: int) -> tuple[int, int] | None:
@@ -237,10 +240,6 @@ def _single_tokens(lm: LM, ids: np.ndarray, start: int, first: int, end: int) ->
     return [span for _, span in sorted(found.items()) if span is not None]
 
 
-def _decoded(lm: LM, ids: Sequence[int] | np.ndarray) -> str:
-    return str(lm.tokenizer.decode([int(one) for one in ids], clean_up_tokenization_spaces=False))
-
-
 def _offset(lm: LM, ids: np.ndarray, tokens: int) -> int:
     """Return the number of characters in the first tokens of a text, without an incomplete last character."""
-    return len(_decoded(lm, ids[:tokens]).rstrip("\ufffd"))
+    return len(decoded(lm.tokenizer, ids[:tokens]).rstrip("\ufffd"))

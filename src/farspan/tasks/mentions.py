@@ -43,7 +43,7 @@ from farspan.reader import Memory, Reader
 from farspan.record import by_key
 from farspan.specs import limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, distinct, not_finite
-from farspan.text.prompts import token_texts
+from farspan.text.prompts import decoded, token_texts
 
 DISTANCE = 1000  # tokens
 TARGET_TOKENS = 1024
@@ -291,8 +291,7 @@ def words_of(lm: LM, tokens: np.ndarray) -> list[Word]:
             first, last = (int(np.searchsorted(ends, place, "right")) for place in (match.start(), match.end() - 1))
             before = text[int(ends[first]) - len(texts[first]) : match.start()]
             whole = match.start() > 0 and match.end() < len(text) and int(ends[last]) == match.end()
-            decoded = lm.tokenizer.decode(tokens[first : last + 1], clean_up_tokenization_spaces=False)
-            whole = whole and decoded.strip() == (before + match[0]).strip()
+            whole = whole and decoded(lm.tokenizer, tokens[first : last + 1]).strip() == (before + match[0]).strip()
             found.append(Word(match[0], kind_of(match[0]), first, last + 1, before, whole))
     return found
 

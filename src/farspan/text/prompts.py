@@ -1,7 +1,7 @@
 """Convert texts to the tokens of a prompt, and back."""
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -44,6 +44,12 @@ def following(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
     return pieces(tokenizer, before, text)[1]
 
 
+def decoded(tokenizer: Any, ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = False) -> str:
+    """Return the text of token ids, with the spaces that some tokenizers would remove."""
+    how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode([int(one) for one in ids], **how))
+
+
 @lru_cache(maxsize=1)  # decodes the whole vocabulary
 def line_ends(tokenizer: Any) -> tuple[int, ...]:
     """Return the ids of all tokens that begin with a line end, also after spaces."""
@@ -54,18 +60,16 @@ def line_ends(tokenizer: Any) -> tuple[int, ...]:
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
     """Return the text that each token adds to those before it. Decoded alone, some lose their leading space. A
     character of several tokens is the text of the last of them."""
-    ids = [int(i) for i in ids]
-    decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)  # else some remove spaces that tokens have
     texts: list[str] = []
     # Tokens are decoded after the last ones that end with a character: where byte tokens end within a character, some
     # tokenizers also decode the whole characters before it as replacement characters.
     begin = end = known = 0  # the first token that is decoded, the end of whole characters, characters of tokens before
     for now in range(1, len(ids) + 1):
-        text = decode(ids[begin:now])
+        text = decoded(tokenizer, ids[begin:now])
         whole = text.rstrip("\N{REPLACEMENT CHARACTER}")
         texts.append(whole[known:])
         known = max(known, len(whole))
         if whole == text:
             begin, end = end, now
-            known = len(decode(ids[begin:end]))
+            known = len(decoded(tokenizer, ids[begin:end]))
     return texts

@@ -18,6 +18,7 @@ from farspan.reader.served.client import Client, NotServedError, ServerError
 from farspan.reader.served.memory import Elsewhere, ServedReader
 from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, InputLogprobs, Transport, probe
 from farspan.text.corpora import tokenizer_hash
+from farspan.text.prompts import decoded
 
 __all__ = ["ServedLM", "ServerError", "served"]
 
@@ -249,10 +250,8 @@ def _check_answer(transport: Transport, tokenizer: Any, prompt: list[int], sourc
         new, text = transport.generate(prompt, Sampling(PROBED))
     except ServerError:  # no ids of new tokens: curves do not need them
         return
-    before, both = (
-        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for ids in (prompt[-1:], [*prompt[-1:], *new])
-    )
+    several = prompt[-1:], [*prompt[-1:], *new]
+    before, both = (decoded(tokenizer, ids, skip_special_tokens=True) for ids in several)
     ours, theirs = "".join(both[len(before) :].split()), "".join(text.split())
     if theirs and UNREADABLE not in ours + theirs and ours != theirs:
         raise ValueError(

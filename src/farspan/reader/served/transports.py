@@ -25,7 +25,7 @@ from farspan.reader.served.client import (
     ServerError,
     TooLongError,
 )
-from farspan.text.prompts import continued
+from farspan.text.prompts import continued, decoded
 
 # nats of a token (NaN: not known; infinite: the model gave none), and its rank (0: the server's choice; -1: not known)
 Expected = tuple[float, int]
@@ -314,23 +314,20 @@ class Completions:
                     "from their text"
                 )
 
-    def _decoded(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
     def _text(self, before: int, token: int) -> str:
         """Return the text that a token adds after another one."""
         if (before, token) not in self._texts:
-            self._texts[before, token] = self._decoded([before, token])[len(self._decoded([before])) :]
+            alone, both = (decoded(self.tokenizer, ids) for ids in ([before], [before, token]))
+            self._texts[before, token] = both[len(alone) :]
         return self._texts[before, token]
 
     def _is_special(self, token: int) -> bool:
-        left = self.tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return bool(self._decoded([token]) != left)
+        return decoded(self.tokenizer, [token]) != decoded(self.tokenizer, [token], skip_special_tokens=True)
 
     def _prompt(self, ids: Sequence[int]) -> str | None:
         """Return the text that a server tokenises to these tokens; None: there is none."""
         alone = len(self.tokenizer("")["input_ids"])
-        for text in (self._decoded(ids[alone:]), self._decoded(ids)):
+        for text in (decoded(self.tokenizer, ids[alone:]), decoded(self.tokenizer, ids)):
             if self.tokenizer(text)["input_ids"] == list(ids):
                 return text
         return None
@@ -338,7 +335,7 @@ class Completions:
     def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
         if how.min_new_tokens:
             raise ValueError("/v1/completions takes no smallest number of new tokens: measure this task elsewhere")
-        stop = [self._decoded([token]) for token in how.stop][:4]  # as many as the interface takes
+        stop = [decoded(self.tokenizer, [token]) for token in how.stop][:4]  # as many as the interface takes
         text = self._post(prompt, how, {"stop": stop} if stop else {})["text"]
         return continued(self.tokenizer, text)[0].tolist(), text
 
