@@ -350,7 +350,7 @@ class Completions:
         used, choice = answer.get("usage") or {}, _choice(answer)
         if (read := used.get("prompt_tokens", len(prompt))) != len(prompt):
             raise ServerError(f"{self.client.base_url} read {read:,} tokens, {len(prompt):,} were sent")
-        _refuse_cut(self.client, used.get("completion_tokens", how.max_new_tokens), how, choice.get("finish_reason"))
+        _refuse_cut(self.client, used.get("completion_tokens") or how.max_new_tokens, how, choice.get("finish_reason"))
         if not isinstance(choice.get("text"), str):
             raise ServerError(f"{self.client.base_url}/v1/completions returns no text")
         return choice
