@@ -183,6 +183,8 @@ class Fake:
         prompt = body["prompt"]
         if self.engine == "text" and not isinstance(prompt, str):
             return 422, {"error": "prompt: invalid type: sequence, expected a string"}
+        if self.engine == "text" and body.get("top_p") == 1.0:  # as TGI does
+            return 422, {"error": "Input validation error: `top_p` must be > 0.0 and < 1.0"}
         if isinstance(prompt, str):
             prompt = self.lm.tokenizer(prompt)["input_ids"]
         new = self.new(prompt, body)

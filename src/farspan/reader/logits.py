@@ -51,7 +51,8 @@ class Sampling:
     def named(self) -> dict[str, Any]:
         """The settings that have the same names in all engines."""
         seed = {} if self.seed is None else {"seed": self.seed}
-        return {"temperature": self.temperature, "top_p": self.top_p, **seed}
+        top_p = {"top_p": self.top_p} if self.temperature else {}  # TGI refuses 1.0
+        return {"temperature": self.temperature, **top_p, **seed}
 
 
 class NotFiniteError(ValueError):
