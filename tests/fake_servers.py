@@ -86,8 +86,10 @@ class Fake:
             return 400, {"error": {"message": "messages: field required"}}
         return 404, {"error": {"message": f"no {path}"}}
 
-    def vllm(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def vllm(self, body: dict[str, Any]) -> tuple[int, Any]:
         prompt = body["prompt"]
+        if len(prompt) > self.faults.get("proxied_up_to", math.inf):  # tokens of a request's largest size
+            return 413, "<html><h1>413 Request Entity Too Large</h1></html>"
         if len(prompt) + body["max_tokens"] > self.faults.get("refused_above", self.limit):
             error = f"This model's maximum context length is {self.limit} tokens. However, you requested more."
             return 400, {"error": {"message": error, "type": "BadRequestError"}}

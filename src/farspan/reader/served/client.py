@@ -191,7 +191,8 @@ def _problem(url: str, answer: Any) -> ServerError:
     line = f"{url} answers {answer.status_code}: {reason}"
     if answer.status_code in (401, 403, *TRIED_AGAIN):
         return ServerError(line)
-    return TooLongError(line) if TOO_LONG.search(reason) else NotServedError(line, answer.status_code)
+    too_long = answer.status_code == 413 or TOO_LONG.search(reason)  # the former of a proxy before the server
+    return TooLongError(line) if too_long else NotServedError(line, answer.status_code)
 
 
 def _reason(answer: Any) -> str:
