@@ -423,6 +423,10 @@ def test_a_calibrated_time_counts_each_of_the_examples_that_a_task_reads_one_by_
         measure_cell(what, method("full"), lm, run, **options)
     assert cost.seconds == pytest.approx(done, rel=0.4)
     assert cost.batch == 1
+    monkeypatch.undo()
+    for one in (what, BoundCost()):
+        together, alone = (plan(one, method("full"), lm, **options | {"batch": batch}) for batch in (4, 1))
+        assert together == alone  # in memory too
 
 
 @pytest.mark.parametrize("slow", [0.01, 0.3])  # seconds for one token of one row

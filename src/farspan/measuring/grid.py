@@ -194,11 +194,11 @@ def plans(
                 before: Plan | None = None
                 for part in [(n,) for n in one.lengths or ()] if what.compared else [one.lengths or ()]:
                     cost: Plan | str
-                    some, until = _at(examples, part), _at(examples, range(part[0] + 1) if part else ())
+                    some = _at(examples, part)
                     try:
                         cost = reasons.get(part[0]) or plan_examples(possible.bound, how, lm, some, repeats, **options)
                         if what.compared and isinstance(cost, Plan):
-                            untimed = options | {"calibrate": False}
+                            until, untimed = _at(examples, range(part[0] + 1)), options | {"calibrate": False}
                             every = plan_examples(possible.bound, how, lm, until, repeats, **untimed)
                             cost, before = cost.after(before, every), every
                     except ValueError as error:

@@ -36,10 +36,11 @@ class Plan:
     trained_length: int | None = None  # tokens; of the model without the method
 
     def after(self, before: "Plan | None", every: "Plan") -> "Plan":
-        """Return what one length adds to shorter ones, which share the text that is read.
+        """Return the cost that one length adds to the shorter ones, which may share the text that is read.
 
         Args:
-            before, every: of the shorter lengths, None without any, and of all up to this one.
+            before: the plan of all shorter lengths; None: there are none.
+            every: that of all lengths up to this one.
         """
         if before is None:
             return self

@@ -67,6 +67,7 @@ class BoundCost(Cost, Bound[np.ndarray]):
     """Seconds and bytes by the length of the context."""
 
     task: ClassVar[str] = "cost"
+    reads_together: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
     @property
