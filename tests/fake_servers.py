@@ -189,6 +189,10 @@ class Fake:
             return 422, {"error": "Input validation error: `top_p` must be > 0.0 and < 1.0"}
         if isinstance(prompt, str):
             prompt = self.lm.tokenizer(prompt)["input_ids"]
+        if len(prompt) >= (most := self.faults.get("refused_above", math.inf)):  # as TGI does
+            return 422, {
+                "error": f"Input validation error: `inputs` must have less than {most} tokens. Given: {len(prompt)}"
+            }
         new = self.new(prompt, body)
         text = self.text(prompt, new)
         choice: dict[str, Any] = {"text": text.strip() if self.faults.get("strips") else text}

@@ -428,6 +428,7 @@ def test_a_server_that_stays_away_ends_the_command_and_a_repeated_one_asks_for_t
         ("vLLM", "refused_above", "maximum context length"),
         ("vLLM", "proxied_up_to", "answers 413: a page of HTML"),
         ("SGLang", "refused_above", "exceeds the maximum allowed length"),
+        ("completions", "refused_above", "must have less than 100 tokens"),
         ("SGLang", "pool", "needs 162 tokens, and one more is written; the server takes 94"),
         ("llama-server", "cuts_to", "read 100 tokens, 1"),
         ("vLLM", "limit", "needs 162 tokens, and one more is written; the server takes 100"),

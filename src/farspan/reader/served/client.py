@@ -20,7 +20,10 @@ KEYS = ("FARSPAN_API_KEY", "OPENAI_API_KEY")  # environment variables that hold 
 TRIED_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses of a server that may answer later
 FIRST_WAIT = 5.0  # seconds, for the first answer
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds
-TOO_LONG = re.compile(r"(context|allowed|model) (length|size|window)|_tokens` must be|too (long|many tokens)", re.I)
+# in errors; TGI: `inputs` must have less than, `inputs` tokens + `max_new_tokens` must be <=
+TOO_LONG = re.compile(
+    r"(context|allowed|model) (length|size|window)|` must (be <=|have less than)|too (long|many tokens)", re.I
+)
 TIMEOUTS = 10.0, 600.0  # seconds: to connect, and for one answer; a prompt of 128K tokens takes minutes on a CPU
 
 
