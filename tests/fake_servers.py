@@ -199,7 +199,8 @@ class Fake:
         choice["finish_reason"] = "length"
         if self.faults.get("named_ids"):
             choice["logprobs"] = {"tokens": [f"token_id:{new[0]}"], "top_logprobs": [{}]}
-        return 200, {"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(new)}}
+        count = 0 if self.faults.get("uncounted") else len(new)
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": count}}
 
 
 def _common(a: list[int], b: list[int]) -> int:

@@ -507,8 +507,14 @@ def test_an_answer_that_the_server_cuts_is_refused(engine: str, own: LM, folder:
     with serving(Fake(engine, own, most_new=8)) as url:
         memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
         memory.generate(ids[:, 40:45], 8)
-        with pytest.raises(ServerError, match=r"after 8 of 12 new tokens \(l[a-z]+\): it has a limit"):
+        with pytest.raises(ServerError, match=r"after 8 of 12 new tokens \(l[a-z]+\)\. If it has a limit"):
             memory.generate(ids[:, 40:45], 12)
+
+
+def test_an_answer_whose_tokens_the_server_does_not_count_is_not_cut(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    with serving(Fake("completions", own, uncounted=True)) as url:
+        memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
+        assert len(memory.generate(ids[:, 40:45], 12)[0]) > 0
 
 
 def test_sglang_is_sent_a_seed_only_where_it_takes_one(own: LM, folder: Path, ids: torch.Tensor) -> None:

@@ -390,8 +390,9 @@ def _before_stop(client: Client, tokens: Any, how: Sampling, reason: str | None)
 def _refuse_cut(client: Client, count: int, how: Sampling, reason: str | None) -> None:
     if count < how.max_new_tokens and reason in CUT:
         raise ServerError(
-            f"{client.base_url} ended an answer after {count} of {how.max_new_tokens} new tokens ({reason}): it has a "
-            "limit of its own. Start it without (llama-server: --predict; vLLM: max_new_tokens of a generation config)"
+            f"{client.base_url} ended an answer after {count} of {how.max_new_tokens} new tokens ({reason}). If it has "
+            "a limit of its own, start it without (llama-server: --predict; vLLM: max_new_tokens of a generation "
+            "config)"
         )
 
 
