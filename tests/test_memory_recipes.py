@@ -93,7 +93,7 @@ def test_the_interval_of_a_ratio_of_half_lives_holds_the_error_of_interpolating(
     assert memory_recipes.times(base, base, "half_life") == (1, 1, 1)
 
 
-def test_a_ratio_pairs_the_lengths_that_both_curves_have() -> None:
+def test_a_ratio_needs_the_same_texts_only_at_the_lengths_that_both_curves_have() -> None:
     lengths = np.array([64, 128, 256])
     hits, texts = np.full((4, 3), 0.5), np.array([["a", "b", "c"]] * 4)
     one = MeasuredCurve(lengths, lengths // 2, hits + np.array([0.4, 0.3, -0.5]), np.zeros((4, 3)), {}, lengths, texts)
