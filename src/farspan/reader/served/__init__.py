@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,14 +211,14 @@ def _vocabulary(about: dict[str, Any]) -> int | None:
 def _context(client: Client, about: dict[str, Any], engine: str) -> tuple[int | None, int | None]:
     """Return the tokens of the server's context, and the most that it accepts with one new token, which are fewer on
     SGLang; None if it does not report them."""
-    try:
-        found = client.get("/get_server_info" if engine == InputLogprobs.engine else "/props")
-    except ServerError:
-        found = None
-    more = found if isinstance(found, dict) else {}
+    more: dict[str, Any] = {}
+    if (is_sglang := engine == InputLogprobs.engine) or not about.get("max_model_len"):
+        with suppress(ServerError):
+            found = client.get("/get_server_info" if is_sglang else "/props")
+            more = found if isinstance(found, dict) else {}
     of_slot = (more.get("default_generation_settings") or {}).get("n_ctx")
     context = about.get("max_model_len") or more.get("context_length") or of_slot
-    # SGLang refuses prompts of `max_req_input_len` tokens; its memory can hold fewer keys than a context has
+    # SGLang refuses prompts of `max_req_input_len` tokens: its memory can hold fewer keys than a context has
     most = more.get("max_req_input_len") or context
     return int(context or most or 0) or None, int(most or 0) or None
 
