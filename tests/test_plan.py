@@ -264,6 +264,13 @@ def test_what_a_config_shows_that_a_method_cannot_read_is_refused_in_the_same_wo
     assert errors[0] == errors[1]
 
 
+def test_a_plan_of_a_length_beyond_the_positions_gives_the_tokens_it_needs(tokenizer: Any) -> None:
+    lm = wrap(tiny_model("gpt2"), tokenizer, "gpt2")
+    curve = task("curve:protocol=nested").resolved([256], [512]).on(lm, "builtin:held-out")
+    with pytest.raises(ValueError, match=r"needs 51\d tokens, gpt2 has 512 positions: give smaller lengths"):
+        plan(curve, method("full"), lm, lengths=[256], repeats=2)
+
+
 def test_rope_that_depends_on_the_length_is_planned_with_plain_forwards(folder: Path) -> None:
     configure(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
     cost = planned(load(folder, weights=False), "full")

@@ -111,7 +111,10 @@ def plan_examples(
     """
     possible = within_positions(bound, lm, examples)
     if not possible:
-        raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
+        fewest = min(bound.num_tokens(lm, example, length) for example in examples for length in example.lengths)
+        raise ValueError(
+            f"needs {fewest:,} tokens, {lm.name} has {lm.position_limit:,} positions: give smaller lengths (--lengths)"
+        )
     examples, num_done = still_missing(possible, rows)
     if not examples:
         seconds = 0.0 if calibrate or tflops is not None else None
