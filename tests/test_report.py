@@ -315,6 +315,21 @@ def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) 
     assert "(trained)" not in svg(rows(model="org/other"), tmp_path)
 
 
+def test_figures_in_which_members_have_no_result_share_one_legend(tmp_path: Path) -> None:
+    """Inside of each figure it covered the values."""
+    lines = [Line(name, [1, 2], [1, 2], index) for index, name in enumerate(("first", "second"))]
+    failed = Failed("second", "second: no result, oom", 1, {4: "oom"}, frozenset())
+    never = Failed("third", "third: no result, refused", 2, {4: "refused"}, frozenset())
+    figures = Figure("a", "x", "y", lines), Figure("b", "x", "y", lines[:1], failed=[failed, never])
+    drawn = draw_grid([figures], tmp_path, "grid")[1].read_text()
+    shown = ["first", "second", "crossed: no result", "third: no result, refused"]
+    assert [drawn.count(f"<!-- {label} -->") for label in shown] == [1, 1, 1, 1]
+    assert "second: no result" not in drawn
+    other = Figure("b", "x", "y", [Line("other", [1, 2], [1, 2], 0)])  # the colour of the first member
+    drawn = draw_grid([(figures[0], other)], tmp_path, "apart")[1].read_text()
+    assert drawn.count("legend_") == 2
+
+
 @pytest.mark.parametrize("log_x", [False, True])
 def test_labels_of_rules_hide_neither_lines_nor_each_other(log_x: bool) -> None:
     x = np.linspace(64, 4096, 40)

@@ -1,6 +1,6 @@
 """Pictures in run folders: figures, drawn with matplotlib."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Affine2D
 
 from farspan.files import written
+from farspan.record import by_key
 from farspan.report.export import three_digits
 from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, log_numbers, shape
 from farspan.terminal import CONTROL
@@ -87,8 +88,8 @@ def draw_grid(
     size: tuple[float, float] = (5.0, 4.2),
 ) -> list[Path]:
     """Draw several figures into one picture, NAME.png and NAME.svg, and return the two paths; none without a figure.
-    Rows and columns without a figure are left out, and titles that repeat within a row. Figures with the same lines
-    share one legend.
+    Rows and columns without a figure are left out, and titles that repeat within a row. Figures in which a name has
+    the same look share one legend, which names a member without result only if it has none in any figure.
 
     Args:
         rows: None leaves a place empty.
@@ -110,16 +111,29 @@ def draw_grid(
                 axes.set_axis_off()
             elif titles[place] not in titles[:place]:
                 _add_title(axes, one, max(above), "left", 10)
-    labels = {axes: {*axes.get_legend_handles_labels()[1]} for axes in grid.ravel()}
-    lines = [own - {FRONT} for own in labels.values()]
-    if set().union(*lines) in lines:
-        if any(labels.values()):
-            add_legend(canvas, *grid.ravel())
+    drawn = [one for figures in rows for one in figures if isinstance(one, Figure)]
+    named = [axes for axes in grid.ravel() if axes.get_legend_handles_labels()[1]]
+    if _share_names(drawn):
+        shown = {line.index for one in drawn for line in one.lines}
+        failed = {bad.label for one in drawn for bad in one.failed if bad.label and bad.index in shown}
+        if named:
+            add_legend(canvas, *named, failed=failed)
     else:
-        for axes, own in labels.items():
-            if own:
-                axes.legend(fontsize=8)
+        for axes in named:
+            axes.legend(fontsize=8)
     return saved(canvas, Path(folder), name)
+
+
+def _share_names(figures: Sequence[Figure]) -> bool:
+    """Return whether each name in the legends of figures has one look, and members of one look have the same names."""
+    names: dict[tuple[int, float | None], list[set[str]]] = {}  # by look: those in each figure
+    for one in figures:
+        shown = ((line, line.label if line.legend is None else line.legend) for line in one.lines)
+        for look, some in by_key(((line.index, line.shade), name) for line, name in shown if name).items():
+            names.setdefault(look, []).append({*some})
+    of_look = [set[str]().union(*some) for some in names.values()]
+    are_alike = all(whole in some for whole, some in zip(of_look, names.values(), strict=True))
+    return are_alike and sum(map(len, of_look)) == len(set[str]().union(*of_look))
 
 
 def _picture_of(axes: Axes) -> Canvas:
@@ -381,13 +395,17 @@ def _draw_heat(axes: Axes, one: Heat) -> None:
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
 
 
-def add_legend(figure: Canvas, *axes: Axes) -> None:
+def add_legend(figure: Canvas, *axes: Axes, failed: Container[str] = ()) -> None:
     """Add a legend below the axes, in as many columns as fit; a label of several axes has the look of the first. Of
-    many lines it names only the first: all of them would leave no space for the axes."""
+    many lines it names only the first: all of them would leave no space for the axes.
+
+    Args:
+        failed: labels of members that other axes name: one line says what their crosses are.
+    """
     named: dict[str, Any] = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
+            named.setdefault("crossed: no result" if label in failed else label, handle)
     labels, handles = list(named), list(named.values())
     if (more := len(labels) - LEGEND_LINES) > 0:
         labels[LEGEND_LINES:] = [f"and {more:,} more"]
