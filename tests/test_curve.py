@@ -16,6 +16,7 @@ from farspan.methods import Method, method
 from farspan.record import Row
 from farspan.tasks import task as parsed
 from farspan.tasks.curve import BoundCurve, Curve, overlap
+from farspan.tasks.recall import Recall
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
@@ -274,6 +275,13 @@ def test_a_probe_reaches_nearly_the_whole_window() -> None:
 def test_depths_move_the_slice_from_the_beginning_to_the_end() -> None:
     task = curve_of(counting_text(), protocol="probe", **PROBES)
     assert [task.slice_at(125, depth)[0] for depth in (0.0, 0.5, 1.0)] == [0, 50, 100]
+
+
+@pytest.mark.parametrize(("length", "probe"), [(300, (16, 32)), (400, (32, 64)), (767, (32, 64)), (768, (128, 256))])
+def test_a_probe_of_recall_leaves_room_for_other_distances(length: int, probe: tuple[int, int]) -> None:
+    found = Recall().resolved((length,), (512,))
+    assert (found.warmup, found.scored) == probe
+    assert Recall(warmup=64, scored=128).resolved((length,), (512,)).scored == 128
 
 
 def test_recall_follows_distance_where_memory_does(tmp_path: Path) -> None:

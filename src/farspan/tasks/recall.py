@@ -32,7 +32,9 @@ class Recall(CopyTask):
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         largest, context = (lengths[-1], lengths[0]) if lengths else (max(trained) // 2, max(trained))
-        warmup, scored = self.probe_tokens(largest, context, always=not lengths)
+        usual = sum(self.probe_tokens(largest, None))
+        # a probe of more than half of the text is at nearly the same distance at all depths
+        warmup, scored = self.probe_tokens(largest, context, always=not lengths or 2 * usual > context)
         return replace(self, warmup=warmup, scored=scored)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
