@@ -90,7 +90,7 @@ def _fixtures_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         undisturbed(patch, tmp_path_factory)
         for step in ("draw_on", "add_legend"):
-            patch.setattr(picture, step, lambda *_: None)
+            patch.setattr(picture, step, lambda *_, **options: None)
         patch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).touch())
         yield
 
