@@ -63,7 +63,7 @@ def _prepare(drawn: bool) -> None:
     if not drawn:
         picture = importlib.import_module("farspan.report.picture")
         for step in ("draw_on", "add_legend"):
-            setattr(picture, step, lambda *_: None)
+            setattr(picture, step, lambda *_, **options: None)
         Figure.savefig = lambda self, path, **options: Path(path).write_bytes(bytes(PICTURE))
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of what was imported
