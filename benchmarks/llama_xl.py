@@ -31,6 +31,7 @@ import torch
 from common import Interval, end, interval, only_png, parser_of, run_script, running_mean, table, with_ends
 from recorded import BENCHMARKS, record, recorded, with_tables
 from scipy.stats import t as student
+from smt_extend import with_interpolation
 
 from farspan import LM, Row, load, measure, stats
 from farspan.loading.places import DEMO, folder_of
@@ -160,12 +161,10 @@ def ratio(before: Sequence[stats.MeasuredCurve], after: Sequence[stats.MeasuredC
     logs, texts, drawn = [], list[float](), np.zeros(len(g))
     for one, other in zip(before, after, strict=True):
         assert (one.targets == other.targets).all(), "other texts"
-        (a, a_censored), (b, b_censored) = (stats.headline(curve)[name] for curve in (one, other))
+        (a, a_low, a_high), (b, b_low, b_high) = (with_interpolation(curve, name) for curve in (one, other))
         if not a or not b:
             return np.nan, np.nan, np.nan
-        a_less, a_more = stats.interpolated(one, name, a, a_censored)
-        b_less, b_more = stats.interpolated(other, name, b, b_censored)
-        logs.append(np.log([b / a, (b - b_less) / (a + a_more), (b + b_more) / (a - a_less)]))
+        logs.append(np.log([b / a, b_low / a_high, b_high / a_low]))
         texts += [stats.repeats_of(one, name, a), stats.repeats_of(other, name, b)]
         drawn += (stats.headlines_sampled(other, g)[name][0] / b - stats.headlines_sampled(one, g)[name][0] / a) / len(
             before

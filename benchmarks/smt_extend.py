@@ -202,6 +202,13 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
     return found
 
 
+def with_interpolation(curve: stats.MeasuredCurve, name: str) -> Interval:
+    """Return a number of a curve, and the ends between which interpolation can move it."""
+    value, is_censored = stats.headline(curve)[name]
+    less, more = stats.interpolated(curve, name, value, is_censored)
+    return value, value - less, value + more
+
+
 def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, name: str, tests: int = 1) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
     bootstrap, quantiles Student's, as in `farspan.stats`; the interval covers where interpolation can move a half-life
@@ -212,23 +219,18 @@ def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, n
     """
     assert curve is not None
     assert base is not None
-    of_base, of_curve = (
-        base.kept(np.isin(base.lengths, curve.lengths)),
-        curve.kept(np.isin(curve.lengths, base.lengths)),
-    )
-    assert (of_base.targets == of_curve.targets).all(), "other documents"
+    shared = np.isin(base.lengths, curve.lengths), np.isin(curve.lengths, base.lengths)
+    assert (base.targets[:, shared[0]] == curve.targets[:, shared[1]]).all(), "other documents"
     g = stats.multipliers(len(base.copy), stats.BOOTSTRAPS, 0)
-    (a, a_censored), (b, b_censored) = (stats.headline(one)[name] for one in (base, curve))
+    (a, a_low, a_high), (b, b_low, b_high) = (with_interpolation(one, name) for one in (base, curve))
     if a == 0:
         return math.nan, math.nan, math.nan
     if curve is base:
         return 1.0, 1.0, 1.0
-    a_less, a_more = stats.interpolated(base, name, a, a_censored)
-    b_less, b_more = stats.interpolated(curve, name, b, b_censored)
     drawn_a, drawn_b = (stats.headlines_sampled(one, g)[name][0] for one in (base, curve))
     texts = min(stats.repeats_of(base, name, a), stats.repeats_of(curve, name, b))
     half = float(student.ppf(1 - 0.025 / tests, texts - 1) * np.std(drawn_b - b / a * drawn_a)) / a
-    return b / a, (b - b_less) / (a + a_more) - half, (b + b_more) / (a - a_less) + half
+    return b / a, b_low / a_high - half, b_high / a_low + half
 
 
 def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interval]]:
