@@ -119,7 +119,7 @@ def margins(lm: LM, asked: list[tuple[list[int], list[list[int]]]]) -> torch.Ten
         memory = dense_reader(lm).read(torch.tensor([text]))
         for half in halves:
             kept = range(len(half) - SCORED, len(half))
-            heads = [head(slice(None)) for _, head in memory.expectations(torch.tensor([half]), kept)]
+            heads = [head(slice(None)) for _, head in memory.predictions(torch.tensor([half]), kept)]
             two = torch.cat(heads, 1)[0].float().topk(2).values
             found.append(two[:, 0] - two[:, 1])
     return torch.cat(found)

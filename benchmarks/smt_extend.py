@@ -1,4 +1,4 @@
-"""Whether Sparse Memory Training extends a model: expectation, memory, and what the old window loses.
+"""Whether Sparse Memory Training extends a model: perplexity, memory, and what the old window loses.
 
     python benchmarks/smt_extend.py [RECIPE ...] [--model FOLDER] [--out FOLDER] [--picture FILE] [--repeats N]
                                     [--steps N] [--quick] [--check]
@@ -286,7 +286,7 @@ def mean_said(values: np.ndarray, digits: int = 2, sign: str = "+") -> str:
     return said(interval(values), digits, sign)
 
 
-def expectation_tables(found: Mapping[str, Found]) -> Iterator[str]:
+def perplexity_tables(found: Mapping[str, Found]) -> Iterator[str]:
     """Tables 1, 9 and 11 in small: all tokens up to L; and the same tokens after more text."""
     base = found["base"]
     lengths, before, _ = base.up_to()
@@ -468,7 +468,7 @@ def main() -> None:
     ]
     claimed = table(["claim", "required", "measured"], lines)
     remembering = {name: one for name, one in found.items() if one.natural is not None}
-    for text in (claimed, *expectation_tables(found), memory_table(remembering)):
+    for text in (claimed, *perplexity_tables(found), memory_table(remembering)):
         print(f"\n{text}")
     if options.picture:
         drawn = ("base", "base + yarn8", *DEFAULT)

@@ -234,7 +234,7 @@ class CepeMemory(BaseMemory):
             self.passage_tokens += ids.shape[1]
         self._count(ids)
 
-    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+    def predictions(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         memory, size = self, self._part(ids.shape[1])
         for first in range(0, min(ids.shape[1], kept.stop), size):
             part = ids[:, first : first + size]
@@ -243,8 +243,8 @@ class CepeMemory(BaseMemory):
             low, high = max(kept.start - first, 0), min(kept.stop - first, part.shape[1])
             if low < high:
                 context, rest = memory._run(part.shape[1])
-                with self.model.attending(context), closing(rest.expectations(part, range(low, high))) as expected:
-                    yield from expected
+                with self.model.attending(context), closing(rest.predictions(part, range(low, high))) as predicted:
+                    yield from predicted
 
     @contextmanager
     def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:

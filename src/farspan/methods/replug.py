@@ -183,10 +183,10 @@ class MixtureMemory(BaseMemory):
             self.fits = None
         self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
-    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+    def predictions(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         weights = self._log_weights()
         with ExitStack() as stack:
-            each = [stack.enter_context(closing(one.expectations(ids, kept))) for one in self.passes]
+            each = [stack.enter_context(closing(one.predictions(ids, kept))) for one in self.passes]
             for parts in zip(*each, strict=True):
                 yield parts[0][0], _mixture([head for _, head in parts], weights)
 

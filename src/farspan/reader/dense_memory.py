@@ -61,7 +61,7 @@ class CachedMemory(BaseMemory):
         self.num_seen += num_tokens
         return True
 
-    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+    def predictions(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         with self.stream.unchanged():
             if len(kept) and kept.start == 0:
                 assert self.last is not None
@@ -149,9 +149,9 @@ class EvictingMemory(CachedMemory):
         super().read(ids)
         self.text = text
 
-    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+    def predictions(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         self._evict()
-        yield from super().expectations(ids, kept)
+        yield from super().predictions(ids, kept)
 
     @contextmanager
     def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -182,7 +182,7 @@ class PlainMemory(BaseMemory):
         self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
 
-    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+    def predictions(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         fed, real = ids[:, : max(kept.stop - 1, 0)], ids[:, : kept.stop] >= 0
         if not bool(real.all()) and hf.length_dependent_rope(self.lm.model):
             hidden, output = self._hidden_by_length(fed, (real.sum(1) - 1).clamp_min(0))

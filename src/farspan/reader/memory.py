@@ -160,13 +160,13 @@ class BaseMemory(Memory, ABC):
     def _score_group(self, ids: Tensor, kept: range) -> Scores:
         """Return the scores of one group of rows [batch, time]."""
         parts = []
-        with closing(self.expectations(ids, kept)) as expected:  # restores the memory also after an error
-            for targets, head in expected:
+        with closing(self.predictions(ids, kept)) as predicted:  # restores the memory also after an error
+            for targets, head in predicted:
                 parts += list(scored(self.lm, targets, head))
         return joined(parts, ids)
 
     @abstractmethod
-    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+    def predictions(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         """Yield `(targets, head)` of rows [batch, time] in blocks, in order; `head(positions)` returns the logits that
         predict those targets. Closing the generator restores the memory."""
 

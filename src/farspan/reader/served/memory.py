@@ -86,7 +86,7 @@ class ServedMemory(BaseMemory):
     def fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
         self._no_logits()
 
-    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+    def predictions(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         self._no_logits()
 
     def _no_logits(self) -> NoReturn:
