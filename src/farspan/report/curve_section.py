@@ -312,8 +312,8 @@ def _recall_table(curves: Sequence[CurveMember]) -> dict[str, Any]:
 
 def _line(one: CurveMember, names: Sequence[str]) -> dict[str, Any]:
     """Return a line of the table of memory lengths."""
-    whose = {"model": one.model, "method": one.method, "name": one.name, "trained": one.trained_length}
-    line: dict[str, Any] = whose | {"cells": None, "failed": ", ".join(sorted(set(one.curve.failures.values())))}
+    line: dict[str, Any] = {"method": one.method, "name": one.name, "trained": one.trained_length}
+    line |= {"cells": None, "failed": ", ".join(sorted(set(one.curve.failures.values())))}
     if one.summary is not None:
         half = one.in_characters(one.summary.half_life)
         cells = {name: _cell(getattr(one.summary, name)) for name in names}

@@ -36,7 +36,6 @@ class ShownExample:
     method: str | None  # whose result is shown; None: there is no row
     what: str
     length: int
-    repeat: int
     num_tokens: int
     num_scored: int
     num_hits: int | None  # None: the row does not record them
@@ -75,7 +74,6 @@ def _example(source: Source, values: Mapping[str, Any]) -> ShownExample:
         method=mine[0].method if mine else None,
         what=values["what"],
         length=values["length"],
-        repeat=values["repeat"],
         num_tokens=sum(len(tokens) for _, tokens in parts),
         num_scored=scored,
         num_hits=None if hits is None else int(hits.sum()),

@@ -23,7 +23,7 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
     for section in context["groups"]:
         lines += [f"## {plain(section['title'])}", ""]
         lines += [plain(section["own"]["verdict"]), ""] if section["own"]["verdict"] else []
-        if section["own"].get("kind") == "curve":
+        if section["own"]["kind"] == "curve":
             lines += _curves(section["own"])
         lines += _quality(section, context["about_paired"])
         for table in section["own"]["tables"]:

@@ -86,7 +86,6 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
     figures += _costs(group, cells, number)
     return {
         "id": f"group-{number}",
-        "number": number,
         "title": _heading(group, part),
         "about": own["about"],
         "quality": f"{quality['name']}{direction(quality)}",
@@ -223,7 +222,6 @@ def _provenance(source: Source) -> dict[str, Any]:
     settings = {name: value for name, value in header["settings"].items() if name != "tasks"}
     return {
         "name": source.name,
-        "folder": str(source.folder),
         "rows": len(source.rows),
         "settings": [("tasks", ", ".join(header["settings"]["tasks"])), *_in_words(settings)],
         "models": [(name, list(_in_words(identity))) for name, identity in models.items()],
