@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farspan.report.cells import Cell, by_member, cells_of, judged
+from farspan.report.cells import Cell, cells_of, judged
 from farspan.report.export import CsvTable, quality_of
 from farspan.report.figure import Heat, sample_size
 from farspan.report.figures import depth_map, depth_names, point
@@ -23,20 +23,20 @@ class DepthReport(TaskReport):
     """Quality by length, and by length and depth where there are several depths."""
 
     @cached_property
-    def by_depth(self) -> dict[int, list[ByDepth]]:
-        """The cells of the members of each group, by the group's index; none for groups with one depth."""
-        return {index: found for index, group in enumerate(self.groups) if len((found := _by_depth(group))[0]) > 1}
+    def by_depth(self) -> dict[Group, list[ByDepth]]:
+        """The cells of the members of each group; none for groups with one depth."""
+        return {group: found for group in self.groups if len((found := _by_depth(group))[0]) > 1}
 
     def print(self, console: Terminal) -> None:
         super().print(console)
-        for index, members in self.by_depth.items():
+        for group, members in self.by_depth.items():
             for one in members:
-                console.print_table(f"by depth: {_title(self.groups[index], one)}", *_table(one), num_names=1)
+                console.print_table(f"by depth: {_title(group, one)}", *_table(one), num_names=1)
 
     def draw(self) -> list[Path]:
         """Also draw map.png, or a map-N.png for each of several members, each also as SVG."""
         paths = super().draw()
-        maps = [(self.groups[index], one) for index, members in self.by_depth.items() for one in members]
+        maps = [(group, one) for group, members in self.by_depth.items() for one in members]
         maps = [(group, one) for group, one in maps if any(cell.value is not None for cell in _all(one))]
         for place_in_order, (group, one) in enumerate(maps, 1):
             name = "map" if len(maps) == 1 else f"map-{place_in_order}"
@@ -45,7 +45,7 @@ class DepthReport(TaskReport):
         return paths
 
     def section(self, group: Group, number: int) -> dict[str, Any]:
-        members = self.by_depth.get(self.groups.index(group), [])
+        members = self.by_depth.get(group, [])
         figures = [
             place(f"depth-{number}-{index}", f"By length and depth: {_all(one)[0].name}", "", _map(one))
             for index, one in enumerate(members)
@@ -70,17 +70,14 @@ class DepthReport(TaskReport):
 
 def _by_depth(group: Group) -> list[ByDepth]:
     """Return the cells of each member by depth, ascending; p is corrected over all depths."""
-    at_depth: dict[float, list[Cell]] = {}
+    at_depth: list[tuple[float, Cell]] = []
     for depth in sorted({row.depth for one in group.members for row in one.rows}):
         at = [replace(one, rows=[row for row in one.rows if row.depth == depth]) for one in group.members]
-        at_depth[depth] = cells_of(replace(group, members=at))
-    every = iter(judged([cell for cells in at_depth.values() for cell in cells], group))
-    found: list[ByDepth] = []
-    for depth, some in at_depth.items():
-        for index, cells in enumerate(by_member([next(every) for _ in some])):
-            found += [{}] if len(found) <= index else []
-            found[index][depth] = cells
-    return found
+        at_depth += [(depth, cell) for cell in cells_of(replace(group, members=at))]
+    found: dict[tuple[str, str, str], ByDepth] = {}
+    for (depth, _), cell in zip(at_depth, judged([cell for _, cell in at_depth], group), strict=True):
+        found.setdefault(cell.whose, {}).setdefault(depth, []).append(cell)
+    return list(found.values())
 
 
 def _all(one: ByDepth) -> list[Cell]:
