@@ -12,7 +12,7 @@ import numpy as np
 from farspan.record import Row
 from farspan.report.export import bounds, number, numbers
 from farspan.report.figure import Figure, Heat, Line, sample_size
-from farspan.report.interactive import place
+from farspan.report.interactive import on_page
 from farspan.report.picture import draw_grid
 from farspan.report.runs import Group, Member, groups_of_rows, renamed, short_names
 from farspan.report.task_report import TaskReport
@@ -195,7 +195,7 @@ class AttentionReport(TaskReport):
         headings = {"distance": "Share of the nearest keys", "rank": "Share of the heaviest keys, each head's own"}
         key = "Solid: all keys. Dashed: without the first tokens of the text (sinks)."
         figures = [
-            place(f"{pick}-{number}", heading, key, share_figure(last, pick))
+            on_page(f"{pick}-{number}", heading, key, share_figure(last, pick))
             for pick, heading in headings.items()
             if last
         ]

@@ -31,7 +31,7 @@ from farspan.report.curves import (
 from farspan.report.export import WHOSE, CsvTable, number, p_value, ranged, whose
 from farspan.report.figure import Figure, Heat, sample_size
 from farspan.report.figures import depth_names
-from farspan.report.interactive import place
+from farspan.report.interactive import on_page
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, renamed, short_names
 from farspan.report.task_report import TaskReport
@@ -136,9 +136,9 @@ class CurveReport(TaskReport):
             return []
         title, paths = _title("Recall", self.drawn), []
         maps = [one for one in self.drawn if one.map is not None and len(one.map.lengths) > 1]
-        for place_in_order, one in enumerate(maps, 1):
+        for place, one in enumerate(maps, 1):
             figure = map_figure(one, f"{title}\n{one.name}" if len(maps) > 1 else title)
-            paths += draw_figure(figure, self.folder, "map" if len(maps) == 1 else f"map-{place_in_order}")
+            paths += draw_figure(figure, self.folder, "map" if len(maps) == 1 else f"map-{place}")
         if any(map(_has_recall, self.drawn)):
             paths += draw_figure(recall_figure(self.drawn, title), self.folder, "recall")
         if not self.at_one_length:
@@ -174,16 +174,17 @@ class CurveReport(TaskReport):
         figures = []
         if curves and not is_recall:
             key = "Solid: copy accuracy. Dashed: control, the same text guessed. Hollow: half-life. Cross: no result."
-            figures.append(place(f"curve-{number}", "Curve", key, curve_figure(curves, indices=indices)))
+            figures.append(on_page(f"curve-{number}", "Curve", key, curve_figure(curves, indices=indices)))
             if any(one.summary for one in curves):
                 key = "1: repeats all that it could not have guessed. 0: remembers nothing."
-                figures.append(place(f"index-{number}", "Memory index", key, index_figure(curves, indices)))
+                figures.append(on_page(f"index-{number}", "Memory index", key, index_figure(curves, indices)))
         if any(map(_has_recall, curves)):
             key = "Solid: copy accuracy. Dashed: control. Dotted: memory index."
-            figures.append(place(f"recall-{number}", "Recall by distance", key, recall_figure(curves, indices=indices)))
+            figure = recall_figure(curves, indices=indices)
+            figures.append(on_page(f"recall-{number}", "Recall by distance", key, figure))
         for index, one in enumerate(curves):
             if one.map is not None and len(one.map.lengths) > 1:
-                figures.append(place(f"map-{number}-{index}", f"Memory map: {one.name}", "", map_figure(one)))
+                figures.append(on_page(f"map-{number}-{index}", f"Memory map: {one.name}", "", map_figure(one)))
         protocol = group.title.partition(",")[0].partition(" ")[0]
         names = (*COLUMNS, *PAPER_COLUMNS) if protocol == "paper" else COLUMNS
         return {

@@ -9,7 +9,7 @@ from farspan.report.cells import Cell, cells_of, judged
 from farspan.report.export import CsvTable, quality_of
 from farspan.report.figure import Heat, sample_size
 from farspan.report.figures import depth_map, depth_names, point
-from farspan.report.interactive import place
+from farspan.report.interactive import on_page
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
 from farspan.report.task_report import TaskReport
@@ -38,8 +38,8 @@ class DepthReport(TaskReport):
         paths = super().draw()
         maps = [(group, one) for group, members in self.by_depth.items() for one in members]
         maps = [(group, one) for group, one in maps if any(cell.value is not None for cell in _all(one))]
-        for place_in_order, (group, one) in enumerate(maps, 1):
-            name = "map" if len(maps) == 1 else f"map-{place_in_order}"
+        for place, (group, one) in enumerate(maps, 1):
+            name = "map" if len(maps) == 1 else f"map-{place}"
             title = f"{_title(group, one)}\n{group.title}"
             paths += draw_figure(_map(one, title), self.folder, self.prefix + name)
         return paths
@@ -47,7 +47,7 @@ class DepthReport(TaskReport):
     def section(self, group: Group, number: int) -> dict[str, Any]:
         members = self.by_depth.get(group, [])
         figures = [
-            place(f"depth-{number}-{index}", f"By length and depth: {_all(one)[0].name}", "", _map(one))
+            on_page(f"depth-{number}-{index}", f"By length and depth: {_all(one)[0].name}", "", _map(one))
             for index, one in enumerate(members)
         ]
         heads = [(f"By depth: {_all(one)[0].name}", *_table(one)) for one in members]

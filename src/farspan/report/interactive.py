@@ -71,7 +71,7 @@ def _log_axis(of: Sequence[np.ndarray | Sequence[float]]) -> dict[str, Any]:
     return {"range": numbers([low, high]), "tickvals": at, "ticktext": [f"{one:,.10g}" for one in at]}
 
 
-def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "lines") -> dict[str, Any]:
+def on_page(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "lines") -> dict[str, Any]:
     """Return a figure for the page, with its heading, its explanation and its numbers; `name` is the id of its
     element."""
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)

@@ -9,7 +9,7 @@ import numpy as np
 from farspan.record import Row
 from farspan.report.export import WHOSE, CsvTable, number, numbers, ranged, statuses, three_digits, whose
 from farspan.report.figure import Figure, Line
-from farspan.report.interactive import place
+from farspan.report.interactive import on_page
 from farspan.report.runs import Group, Member, groups_of_rows, renamed
 from farspan.report.task_report import TaskReport
 from farspan.stats import measured_mean
@@ -157,10 +157,10 @@ class PerplexityReport(TaskReport):
             # gains from another length have another zero
             drawn = [(i, one) for i, one in members if name != "gain" or one.by_length[0]["length"] == shortest]
             if any(name in point for _, one in drawn for point in one.by_length):
-                figures.append(place(f"{name}-{number}", heading, key, _by_length(drawn, name, axis)))
+                figures.append(on_page(f"{name}-{number}", heading, key, _by_length(drawn, name, axis)))
         if any(one.ends for _, one in members):
             key = "Nats per token by position in the longest text."
-            figures.append(place(f"position-{number}", "By position", key, _by_position(members)))
+            figures.append(on_page(f"position-{number}", "By position", key, _by_position(members)))
         targets = next(row.settings["targets"] for one in group.members for row in one.rows)
         return {"about": TARGETS.get(targets, ""), "figures": figures}
 

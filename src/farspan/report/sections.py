@@ -12,7 +12,7 @@ from farspan.report.example import examples
 from farspan.report.export import bounds, counted, details_of, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
-from farspan.report.interactive import colour, place
+from farspan.report.interactive import colour, on_page
 from farspan.report.notices import notices
 from farspan.report.runs import TEXTS, Group, Source, short_names
 from farspan.report.tables import WINS, cost_tables, direction, marked, wins
@@ -130,7 +130,7 @@ def _quality(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str,
     key += " Dotted: the context the model was trained on." if trained else ""
     heading = "Nats per token by length" if quality["exp"] else f"{quality['name'].capitalize()} by length"
     key = f"{quality['name'].capitalize()} is exp(nats). {key}" if quality["exp"] else key
-    return [place(f"quality-{number}", heading, key, quality_figure(cells, "", trained))]
+    return [on_page(f"quality-{number}", heading, key, quality_figure(cells, "", trained))]
 
 
 def _costs(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def _costs(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, A
             at = figure.title.rpartition(" at ")[2]
             heading = f"{quality['name'].capitalize()} against {words}"
             key = f"At {at}." if figure.front is None else f"At {at}. {FRONT}"
-            found.append(place(f"{price}-{number}", heading, key, figure, "cost"))
+            found.append(on_page(f"{price}-{number}", heading, key, figure, "cost"))
     return found
 
 
