@@ -100,8 +100,8 @@ def figure_table(one: Figure | Heat) -> CsvTable:
     columns = ["line", one.x, one.y, "low", "high"]
     lines: list[dict[str, Any]] = []
     for line in one.lines:
-        ends = [np.full(len(line.x), np.nan) if end is None else end for end in (line.low, line.high)]
-        lines += [dict(zip(columns, (line.label, *of), strict=True)) for of in zip(line.x, line.y, *ends, strict=True)]
+        points = zip(line.x, line.y, *line.ends, strict=True)
+        lines += [dict(zip(columns, (line.label, *point), strict=True)) for point in points]
     for failed in one.failed:
         lines += [{"line": failed.name, one.x: at, "failed": why} for at, why in sorted(failed.statuses.items())]
     return CsvTable([*columns, *(["failed"] if one.failed else [])], lines)

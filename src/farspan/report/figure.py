@@ -52,6 +52,12 @@ class Line:
         step = 1 if self.alone else -(-len(self.x) // MARKED) or 1
         return self.index % step, step
 
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """The lower and the upper end of the interval of each point, NaN where there is none."""
+        none = np.full(len(self.x), np.nan)
+        return none if self.low is None else np.asarray(self.low), none if self.high is None else np.asarray(self.high)
+
     @classmethod
     def of(
         cls,
@@ -158,8 +164,7 @@ class Figure:
         if self.span is not None:
             return self.span
         of_y = [one for one in self.lines if one.style != "mark"]
-        parts = [part for one in of_y for part in (one.y, one.low, one.high) if part is not None and len(part)]
-        values = np.concatenate([np.asarray(part, float) for part in parts]) if parts else np.array([np.nan])
+        values = np.concatenate([[np.nan], *(part for one in of_y for part in (one.y, *one.ends))])
         if not np.isfinite(values).any():
             return -0.5, 1.5
         low, high = float(np.nanmin(values)), float(np.nanmax(values))

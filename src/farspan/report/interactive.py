@@ -50,7 +50,7 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     if not one.counts:
         xaxis |= {"tickformat": ",.3~r"} | (_log_axis([line.x for line in one.lines]) if one.log_x else {})
     yaxis: dict[str, Any] = {"title": {"text": escape(one.y)}}
-    of_y = [values for line in one.lines for values in (line.y, line.low, line.high) if values is not None]
+    of_y = [values for line in one.lines for values in (line.y, *line.ends)]
     yaxis |= {"type": "log"} | _log_axis(of_y) if one.log_y else {"range": [bottom, top]}
     beside = any(rule.y is not None for rule in one.rules)
     above = BUTTONS + LINE * (1 + max(rows.values())) if rows else BUTTONS
@@ -123,23 +123,20 @@ def _line(line: Line, has_bands: bool) -> dict[str, Any]:
         trace["line"] = {"color": colour(line.index), "width": width, "dash": DASHES[line.style]}
     if line.style == "mark":
         marker |= {"symbol": f"{marker['symbol']}-open", "line": {"width": 2}}
-    if line.low is not None and line.high is not None and (alone or not has_bands or not _band(line)):
+    if alone or not has_bands or not _band(line):
         axis, values = ("error_x", line.x) if line.style == "mark" else ("error_y", line.y)
         first, step = line.marked
         shown = np.arange(len(values)) % step == first
-        ends = (np.where(shown, np.asarray(end, float) - values, np.nan) for end in (line.high, line.low))
-        up, down = (numbers(np.abs(end)) for end in ends)
+        down, up = (numbers(np.abs(np.where(shown, end - values, np.nan))) for end in line.ends)
         if any(end is not None for end in up):
             trace[axis] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2}
     return trace
 
 
 def _band(line: Line) -> list[dict[str, Any]]:
-    if line.low is None or line.high is None or line.alone:
-        return []
-    x, low, high = (np.asarray(values, float) for values in (line.x, line.low, line.high))
+    x, (low, high) = np.asarray(line.x, float), line.ends
     known = np.isfinite(low)
-    if known.sum() < 2:
+    if line.alone or known.sum() < 2:
         return []
     red, green, blue = (int(colour(line.index)[i : i + 2], 16) for i in (1, 3, 5))
     return [

@@ -298,9 +298,7 @@ def _draw_bars(axes: Axes, line: Line, one: Figure) -> None:
 
 def _numbers(line: Line) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return x, y and the interval of each point, NaN where there is none."""
-    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-    low, high = (np.full(len(x), np.nan) if end is None else np.asarray(end, float) for end in (line.low, line.high))
-    return x, y, low, high
+    return np.asarray(line.x, float), np.asarray(line.y, float), *line.ends
 
 
 def _look(line: Line) -> dict[str, Any]:
