@@ -166,5 +166,5 @@ class Recurrence:
         """Return the memories of the training, for a checkpoint."""
         return self.carried
 
-    def load_state_dict(self, state: dict[str, Carried]) -> None:
-        self.carried = state
+    def load_state_dict(self, state_dict: dict[str, Carried]) -> None:
+        self.carried = state_dict

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict as parts
+from torch.distributed.checkpoint.stateful import Stateful
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -21,14 +22,6 @@ Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
 CARRIED = "carried.pt"  # the file of a checkpoint with the state of the terms
 SHARE = "share_of_the_step"  # key in a batch: by term, its labels, relative to their mean number in the step's batches
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
-
-
-class Stateful(Protocol):
-    """State that terms keep from step to step, saved as dicts and lists of tensors."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def _mean_over_labels(judged: Any) -> dict[str, float]:
@@ -51,7 +44,8 @@ class TermsTrainer(CheckpointTrainer):
             their number of labels. Each batch then counts in proportion to it, so that each term of a step's loss is
             one mean over all labels, on any number of processes.
         notes: returns more values to log, given the number of steps done.
-        state: state that the terms keep from step to step, saved in checkpoints; for one process only.
+        state: state that the terms keep from step to step, as dicts and lists of tensors, saved in checkpoints; for one
+            process only.
     """
 
     loss_is_scaled_for_ga = False  # each loss is a mean; the Trainer divides it by the number of micro-batches
