@@ -56,8 +56,7 @@ def exact_match(prediction: str, references: Sequence[str]) -> float:
 
 def f1(prediction: str, references: Sequence[str]) -> float:
     """Return F1 of the normalised words that prediction and reference share."""
-    words = normalised(prediction).split()
-    return max(_f1(words, normalised(reference).split()) for reference in _some(references))
+    return longbench("F1", prediction, references)
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
