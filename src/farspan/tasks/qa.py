@@ -26,6 +26,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -203,7 +204,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
             usable = list(self.pool)  # no question has passages: asked without any
         order = np.random.default_rng([seed, which]).permutation(len(usable))
         others = (usable[i] for i in order if normalised(usable[i].question) != question)
-        found = [shot for shot, _ in zip(others, range(self.shots), strict=False)]
+        found = list(islice(others, self.shots))
         if len(found) < self.shots:
             raise ValueError(
                 f"shots: got {self.shots} demonstrations, expected at most {len(found)}, the number of other "

@@ -7,9 +7,10 @@ is not enough, as weight decay changes weights without a gradient.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -256,5 +257,4 @@ def _train_named(model: Any, patterns: tuple[str, ...]) -> None:
 
 
 def _some(model: Any) -> str:
-    names: Iterator[str] = (name for name, p in model.named_parameters() if p.dim() > 1)
-    return ", ".join(name for name, _ in zip(names, range(3), strict=False))
+    return ", ".join(islice((name for name, p in model.named_parameters() if p.dim() > 1), 3))
