@@ -11,7 +11,6 @@ from farspan.record import refuse_file
 from farspan.report.exports.eval_results import write_eval_results
 from farspan.report.exports.every_eval_ever import write_every_eval_ever
 from farspan.report.exports.model_card import write_model_card
-from farspan.report.exports.numbers import UNMEASURED
 from farspan.report.exports.rows import write_rows_csv, write_rows_parquet
 from farspan.report.notices import unfinished
 from farspan.report.runs import Source, grouped, read_run
@@ -69,7 +68,7 @@ def export(
         )
     source = read_run(run, model)
     if to not in ROWS:
-        source = measured_part(source, notice)
+        check_measured(source, notice)
     folder = expanded(out) if out is not None else source.folder / "export"
     refuse_file(folder)
     with_dataset: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
@@ -87,8 +86,9 @@ def export(
     return list(made)
 
 
-def measured_part(source: Source, notice: Notice) -> Source:
-    """Return a run that has results; what it lacks is reported in one line each.
+def check_measured(source: Source, notice: Notice) -> None:
+    """Call `notice` with a line for the rows without a result, one for the rows not yet measured, and one for the tasks
+    whose numbers have no better direction.
 
     Raises:
         ValueError: no row has a result.
@@ -101,10 +101,9 @@ def measured_part(source: Source, notice: Notice) -> Source:
                 f"the rows themselves: --to {' or '.join(ROWS)}"
             )
         notice(f"{len(missing):,} of {len(source.rows):,} rows have no result and are left out, {first}")
-    groups = grouped([source])
     if line := unfinished(source):
         notice(line)
-    undirected = [group.spec for group in groups if group.entry["quality"]["higher_is_better"] is None]
+    undirected = [group.spec for group in grouped([source]) if group.entry["quality"]["higher_is_better"] is None]
     if undirected:
-        notice(f"{', '.join(undirected)}: {UNMEASURED}")
-    return source
+        why = "neither direction of its numbers is better, and the format needs one: it is left out"
+        notice(f"{', '.join(undirected)}: {why}")

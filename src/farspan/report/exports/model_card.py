@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.files import write
+from farspan.record import by_key
 from farspan.report.curves import HEADLINE, spoken
 from farspan.report.export import counted, markdown_table, plain, with_interval
 from farspan.report.exports.numbers import Number, numbers_of
@@ -29,8 +30,7 @@ def write_model_card(source: Source, folder: Path) -> list[Path]:
 def _section(source: Source, numbers: Sequence[Number], pictures: Sequence[Path]) -> Iterator[str]:
     yield from ("## Long-context memory", "", "Measured with farspan: 95 % intervals in brackets.", "")
     short = short_names(one.member.model for one in numbers)
-    for group in dict.fromkeys(one.group for one in numbers):
-        mine = [one for one in numbers if one.group is group]
+    for group, mine in by_key((one.group, one) for one in numbers).items():
         yield from (f"### {plain(group.title)}", "")
         for whole in (True, False):
             found = [one for one in mine if (one.length is None) == whole]
@@ -65,16 +65,13 @@ def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
         better = "higher" if first.higher_is_better else "lower"
         unit = first.group.entry["unit"]
         yield from (f"{plain(spoken(first.name).capitalize())} by length in {plain(unit)} ({better} is better).", "")
-    members = list(dict.fromkeys((one.member.model, one.member.method) for one in numbers))
     lines = []
-    for model, method in members:
-        mine = {one.id: one for one in numbers if (one.member.model, one.member.method) == (model, method)}
-        count = counted(max(one.n for one in mine.values()), "repeat" if first.length is None else "example")
-        lines.append([short[model], method, *(_cell(mine.get(name)) for name in head), count])
+    for (model, method), mine in by_key(((one.member.model, one.member.method), one) for one in numbers).items():
+        cells = {one.id: _cell(one) for one in mine}
+        count = counted(max(one.n for one in mine), "repeat" if first.length is None else "example")
+        lines.append([short[model], method, *(cells.get(name, "") for name in head), count])
     yield from markdown_table(["model", "method", *(what[name] for name in head), ""], lines)
 
 
-def _cell(one: Number | None) -> str:
-    if one is None:
-        return ""
+def _cell(one: Number) -> str:
     return str(one.memory) if one.memory else with_interval(one.value, one.low, one.high)

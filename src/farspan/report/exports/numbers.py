@@ -13,8 +13,6 @@ from farspan.report.runs import Group, Member, Source, grouped
 from farspan.stats import MemoryLength
 from farspan.text.hub import HUB_ID
 
-UNMEASURED = "neither direction of its numbers is better, and the format needs one: it is left out"
-
 
 @dataclass(frozen=True)
 class Number:
@@ -58,10 +56,9 @@ def _numbers(group: Group) -> Iterator[Number]:
     quality = group.entry["quality"]
     if quality["higher_is_better"] is None:
         return
-    members = {member.whose: member for member in group.members}
     cells = cells_of(group)
     unit = _unit(quality, [cell.value for cell in cells if cell.value is not None])
-    for member in members.values():
+    for member in group.members:
         if isinstance(member, CurveMember) and any(row.depth == 0 for row in member.rows):
             yield from _memory(member, group)
         for cell in cells:
