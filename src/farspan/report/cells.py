@@ -375,10 +375,8 @@ def failures(found: Sequence[Cell]) -> list[str]:
 def at_longest_shared(group: Sequence[Cell]) -> list[Cell]:
     """Return the cells of the longest length at which the most members have a value and a cost."""
     known = [cell for cell in group if cell.value is not None and cell.prefill_seconds is not None]
-    counts = {length: sum(cell.length == length for cell in known) for length in {cell.length for cell in known}}
-    if not counts:
-        return []
-    longest = max(length for length, count in counts.items() if count == max(counts.values()))
+    counts = Counter(cell.length for cell in known)
+    longest = max(counts, key=lambda length: (counts[length], length), default=0)
     return [cell for cell in known if cell.length == longest]
 
 

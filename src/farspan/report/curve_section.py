@@ -346,18 +346,17 @@ def _difference(one: Difference) -> dict[str, str]:
 
 def _text_test(one: TextTest) -> dict[str, Any]:
     """Return a table over lengths, its numbers in points of accuracy."""
-    lines = []
-    for at in one.result.lengths:
-        lines.append(
-            {
-                "length": f"{at.length:,}",
-                "means": [f"{100 * at.means[source]:.1f}" for source in one.result.sources],
-                "value": at.reason if at.difference is None else f"{100 * at.difference:+.1f}",
-                "interval": at.interval,
-                "p": [p_value(p) for p in (at.paired_holm, at.tost_holm, at.anova_holm, at.kruskal_holm)],
-                "verdict": at.verdict,
-            }
-        )
+    lines = [
+        {
+            "length": f"{at.length:,}",
+            "means": [f"{100 * at.means[source]:.1f}" for source in one.result.sources],
+            "value": at.reason if at.difference is None else f"{100 * at.difference:+.1f}",
+            "interval": at.interval,
+            "p": [p_value(p) for p in (at.paired_holm, at.tost_holm, at.anova_holm, at.kruskal_holm)],
+            "verdict": at.verdict,
+        }
+        for at in one.result.lengths
+    ]
     return {"about": one, "summary": robustness_lines(one.result), "lines": lines}
 
 

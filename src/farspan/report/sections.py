@@ -40,14 +40,14 @@ def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence
     page: dict[str, Any] = {"meanings": {}, "text_tests": [], "about_paired": ABOUT_PAIRED}
     for part in parts:
         page |= part.summary()
-    part_of = {id(group): part for part in parts for group in part.groups}
-    sections = [section(group, part_of[id(group)], number) for number, group in enumerate(groups, 1)]
+    part_of = {group: part for part in parts for group in part.groups}
+    sections = [section(group, part_of[group], number) for number, group in enumerate(groups, 1)]
     known: list[Any] = []  # tasks of one run share their costs: each table is shown once
     for one in sections:
         one["costs"] = [table for table in one["costs"] if table not in known]
         known += one["costs"]
     return page | {
-        "title": _title([_name(group, part_of[id(group)]) for group in groups], sources),
+        "title": _title([_name(group, part_of[group]) for group in groups], sources),
         "notes": notices(sources),
         "groups": sections,
         "examples": _examples(sources),
