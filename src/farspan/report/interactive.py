@@ -55,7 +55,7 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     beside = any(rule.y is not None for rule in one.rules)
     above = BUTTONS + LINE * (1 + max(rows.values())) if rows else BUTTONS
     margin = {"l": 8, "r": 52 if beside else 8, "t": above, "b": 8}
-    layout = {"xaxis": xaxis, "yaxis": yaxis, "height": one.height, "margin": margin, "curves": one.num_members}
+    layout = {"xaxis": xaxis, "yaxis": yaxis, "height": one.height, "margin": margin}
     return {"data": traces, "layout": layout}
 
 

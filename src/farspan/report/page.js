@@ -21,7 +21,7 @@ function theme() {
 
 function layoutOf(own) {
   const { axis, ...rest } = theme();
-  const { curves, xaxis, yaxis, ...mine } = own;
+  const { xaxis, yaxis, ...mine } = own;
   return {
     ...rest,
     margin: { l: 8, r: 8, t: 26, b: 8 }, // of maps
