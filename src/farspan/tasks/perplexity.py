@@ -211,11 +211,10 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         }
         if self.targets == "all":
             ends = bucket_ends(len(nats), self.buckets)
-            parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
             values["buckets"] = {
                 "ends": ends,
-                "nats": [float(nats[part].sum()) for part in parts],
-                "hits": [int(hits[part].sum()) for part in parts],
+                "nats": [float(part.sum()) for part in np.split(nats, ends[:-1])],
+                "hits": [int(part.sum()) for part in np.split(hits, ends[:-1])],
             }
         return values, 0
 
