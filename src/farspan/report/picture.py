@@ -203,13 +203,13 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
     return rows
 
 
-def _wrapped(text: str, room: float, size: float) -> str:
-    """Return a title in lines that fit a width, in points; a title of too many lines is cut."""
+def _wrapped(text: str, points: float, size: float) -> str:
+    """Return a title in lines that fit a width of `points`; a title of too many lines is cut."""
     if not text:
         return ""
     measured = CONTROL.sub("\ufffd", text).replace("$", "S").replace("\n", " ")
     character = TextPath((0, 0), measured, size=size).get_extents().width / len(text)
-    width = max(1, int(room / character))
+    width = max(1, int(points / character))
     lines = [part for line in text.split("\n") for part in wrap(line, width)]
     return "\n".join(lines if len(lines) <= TITLE_LINES else [*lines[: TITLE_LINES - 1], f"{lines[TITLE_LINES - 1]} …"])
 
@@ -398,7 +398,7 @@ def add_legend(figure: Canvas, *axes: Axes, failed: Container[str] = ()) -> None
     many lines it names only the first: all of them would leave no space for the axes.
 
     Args:
-        failed: labels of members that other axes name: one line says what their crosses are.
+        failed: labels of members that other axes name: one line explains their crosses.
     """
     named: dict[str, Any] = {}
     for one in axes:

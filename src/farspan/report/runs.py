@@ -234,7 +234,7 @@ def _comparable(group: Group) -> Mapping[str, Any]:
     runs, is that of their common `depths`: means over other depths are other numbers."""
     if group.task != "curve":
         return group.entry
-    # one row at depth 0 stands for a length that was refused or had no time
+    # a length that was refused or had no time has one row, at depth 0
     measured = [{row.depth for row in one.rows if row.status not in ("refused", "budget")} for one in group.members]
     every = [depths for depths in measured if depths]
     if len(set(map(frozenset, every))) < 2:

@@ -71,14 +71,13 @@ def search_figure(found: Searched) -> Figure:
             first, last = part * size + 1, min(len(found.tried), (part + 1) * size)
             label = f"evaluations {first:,} to {last:,}" if first < last else f"evaluation {first:,}"
             shade = part / (PARTS - 1)
-            lines.append(Line(label, _costs(ones), _memories(ones), 0, style="points", shade=shade))
+            lines.append(Line(label, _costs(ones), [one.memory for one in ones], 0, style="points", shade=shade))
     marked = [("the model's own RoPE", found.own), (f"untrained YaRN: {found.yarn}", found.yarn)]
     marked += [] if found.best is None else [(f"best within the bound: {found.best}", found.best)]
     for index, (label, one) in enumerate(marked):
-        lines.append(Line(label, _costs([one]), _memories([one]), 8 + index, style="points"))
-    left_out = f"; {len(found.tried) - len(shown):,} beyond {limit:+.2f} nats left out" * (
-        len(shown) < len(found.tried)
-    )
+        lines.append(Line(label, _costs([one]), [one.memory], 8 + index, style="points"))
+    num_left_out = len(found.tried) - len(shown)
+    left_out = f"; {num_left_out:,} beyond {limit:+.2f} nats left out" if num_left_out else ""
     return Figure(
         f"{len(found.tried):,} candidates of shape {found.shape}{left_out}",
         "nats per token inside the window, more than with the model's own RoPE",
@@ -111,7 +110,3 @@ def print_search(found: Searched, console: Terminal) -> None:
 
 def _costs(ones: Sequence[Tried]) -> list[float]:
     return [float("nan") if one.increase is None else one.increase for one in ones]
-
-
-def _memories(ones: Sequence[Tried]) -> list[float]:
-    return [one.memory for one in ones]

@@ -70,7 +70,7 @@ def _numbers(group: Group) -> Iterator[Number]:
 
 
 def _unit(quality: Mapping[str, Any], values: Sequence[float]) -> str:
-    """Return the unit of a quality, as of `Number`. A share, or a difference of two, is told by its values."""
+    """Return the unit of a quality, as of `Number`. A share, or a difference of two, is known by its values."""
     if quality["exp"] or in_nats(quality["name"]):
         return "perplexity" if quality["exp"] else "nats"
     if in_seconds(quality["name"]):
