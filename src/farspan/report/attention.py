@@ -240,7 +240,7 @@ def share_figure(
                 {"x": x} | numbers("share", of, least=0.0, most=1.0)
                 for x, of in zip(whole, shares[pick].T, strict=True)
             ]
-            name, what = f"{one.name}, query at {at.length:,}", PARTS[part].format(sinks=sinks)
+            name, what = f"{one.name}, query at {at.length:,}", PARTS[part].format(**one.settings)
             near = "at a distance of about {:,} tokens" if pick == "bins" else "{:,} keys"
             texts = [[name, near.format(point["x"]), f"{what}: {number(point['share'])}"] for point in points]
             look = {"kind": "copy"} if part == "all" else {"kind": "control", "style": "dashed"}
@@ -251,9 +251,9 @@ def share_figure(
                 share = float(measured_mean(shares["pareto"]))
                 text = [name, f"a quarter of all, {keys:,} keys", f"{what}: {number(share)}"]
                 marks.append(Line("", [keys], [share], index, texts=[text], kind=look["kind"], style="mark"))
-    x = AXES[pick].format(bin=chosen[0][1][0].settings["bin"])
-    about = f",\n{PARTS[parts[0]].format(sinks=chosen[0][1][0].settings['sinks'])}" if len(parts) == 1 else ""
-    y, ends = f"share of attention{about}", sorted(ticks)
+    settings = chosen[0][1][0].settings
+    about = f",\n{PARTS[parts[0]].format(**settings)}" if len(parts) == 1 else ""
+    x, y, ends = AXES[pick].format(**settings), f"share of attention{about}", sorted(ticks)
     note = sample_size((len(at.sinks) for _, (_, at) in chosen), "text")
     return Figure(
         "", x, y, [*lines, *marks], log_x=pick != "bins", ticks=ends, span=(0, 1.02), num_members=len(chosen), note=note
@@ -271,7 +271,7 @@ HEADS: dict[str, Callable[[At], np.ndarray]] = {
 def _heads(one: AttentionMember, at: At, words: str) -> Heat:
     """Return one of HEADS by layer and head."""
     values = HEADS[words](at).mean(0)
-    about = words.format(sinks=one.settings["sinks"], bin=one.settings["bin"])
+    about = words.format(**one.settings)
     title = f"{one.name}, query at {at.length:,}:\n{about} (mean {values.mean():.3f})"
     return Heat(title, "head", "layer", values, [*map(str, range(values.shape[1]))], [*map(str, one.layers)], "share")
 
