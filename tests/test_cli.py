@@ -345,6 +345,7 @@ def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
     assert {row.scores["distance"] for row in rows if row.depth == 0} == {length + 1}
     assert "(depth: share of the text; distance in tokens; means, n = " in " ".join(result.stdout.split())
     assert Path("run/recall.png").exists()
+    assert "Recall by distance of llama (probe " in Path("run/recall.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -356,6 +356,15 @@ def test_the_card_shows_the_pictures_of_each_task_of_a_run(tmp_path: Path, drawn
     assert shown == ["map.png", "curve.png", "depth-quality.png", "depth-map.png", "quality.png"]
 
 
+def test_recall_by_distance_is_exported_without_memory_lengths(tmp_path: Path, drawn: None) -> None:
+    run = tmp_path / "recall"
+    farspan("recall", "demo", "--length", 64, "--points", 2, "--repeats", 2, "--device", "cpu", "--out", run)
+    assert {number.name for number in numbers_of(read_run(run))} == {"copied_beyond_guessing_mean_over_depths"}
+    section, *pictures = export(run, "model-card")
+    assert "### Recall by distance, probe 4+8, builtin\n\nCopied beyond guessing" in section.read_text()
+    assert {path.name for path in pictures} == {"recall.png", "recall.svg"}
+
+
 def test_a_name_cannot_end_the_table_or_add_markup(changed: Callable[[Change], Path]) -> None:
     folder = changed(lambda rows: [replace(row, model="a|b<script>") for row in rows])
     header = json.loads((folder / "run.json").read_text())

@@ -57,7 +57,7 @@ SPELLED = {  # of tasks with a command of their own
 }
 TITLES = {
     "curve": "Forgetting curve",
-    "recall": "Forgetting curve",
+    "recall": "Recall by distance",
     "perplexity": "Perplexity",
     "attention": "Attention",
 }

@@ -107,7 +107,10 @@ class CurveReport(TaskReport):
     @property
     def at_one_length(self) -> bool:
         """Whether only recall by distance can be shown."""
-        return bool(self.drawn) and all(map(_has_recall, self.drawn))
+        return bool(self.drawn) and all(one.is_recall for one in self.drawn)
+
+    def name_of(self, group: Group) -> str:
+        return "recall by distance" if _is_recall(curves_of(group.members)) else self.name
 
     def print(self, console: Terminal) -> None:
         lines: list[str] = []
@@ -139,8 +142,9 @@ class CurveReport(TaskReport):
         for place, one in enumerate(maps, 1):
             figure = map_figure(one, f"{title}\n{one.name}" if len(maps) > 1 else title)
             paths += draw_figure(figure, self.folder, "map" if len(maps) == 1 else f"map-{place}")
-        if any(map(_has_recall, self.drawn)):
-            paths += draw_figure(recall_figure(self.drawn, title), self.folder, "recall")
+        if any(one.is_recall for one in self.drawn):
+            by_distance = recall_figure(self.drawn, _title("Recall by distance", self.drawn))
+            paths += draw_figure(by_distance, self.folder, "recall")
         if not self.at_one_length:
             paths += draw_curves(self.drawn, self.folder, _title("Forgetting curve", self.drawn))
         return paths
@@ -153,8 +157,8 @@ class CurveReport(TaskReport):
             return None
         if len(curves) == 1 and (found := curves[0].map) is not None and len(found.lengths) > 1:
             return map_figure(curves[0], _title("Recall", curves))
-        if all(map(_has_recall, curves)):
-            return recall_figure(curves, _title("Recall", curves))
+        if all(one.is_recall for one in curves):
+            return recall_figure(curves, _title("Recall by distance", curves))
         return curve_figure(curves, _title("Forgetting curve", curves))
 
     def as_data(self) -> dict[str, Any]:
@@ -170,7 +174,7 @@ class CurveReport(TaskReport):
     def section(self, group: Group, number: int) -> dict[str, Any]:
         curves = curves_of(group.members)
         indices = [index for index, one in enumerate(group.members) if curves_of([one])]  # their colours
-        is_recall = any(one.map for one in curves) and all(len(one.curve.lengths) == 1 for one in curves)
+        is_recall = _is_recall(curves)
         figures = []
         if curves and not is_recall:
             key = "Solid: copy accuracy. Dashed: control, the same text guessed. Hollow: half-life. Cross: no result."
@@ -178,7 +182,7 @@ class CurveReport(TaskReport):
             if any(one.summary for one in curves):
                 key = "1: repeats all that it could not have guessed. 0: remembers nothing."
                 figures.append(on_page(f"index-{number}", "Memory index", key, index_figure(curves, indices)))
-        if any(map(_has_recall, curves)):
+        if any(one.is_recall for one in curves):
             key = "Solid: copy accuracy. Dashed: control. Dotted: memory index."
             figure = recall_figure(curves, indices=indices)
             figures.append(on_page(f"recall-{number}", "Recall by distance", key, figure))
@@ -236,14 +240,14 @@ def _which_depth(curves: Sequence[CurveMember]) -> str:
     return "curves and memory lengths are those of the beginning of the texts (depth 0)" if several else ""
 
 
-def _has_recall(one: CurveMember) -> bool:
-    """Return whether recall was measured at several depths of one length."""
-    return one.map is not None and len(one.map.lengths) == 1
+def _is_recall(curves: Sequence[CurveMember]) -> bool:
+    """Return whether the curves of a group are recall by distance; those that failed may lack depths."""
+    return any(one.is_recall for one in curves) and all(len(one.curve.lengths) == 1 for one in curves)
 
 
 def _filled(curves: Sequence[CurveMember]) -> list[str]:
     """Return where the texts of recall and their copies fill the trained length; verdicts of curves name it."""
-    found = {one.name: trained_length_filled(one) for one in curves if one.summary and _has_recall(one)}
+    found = {one.name: trained_length_filled(one) for one in curves if one.summary and one.is_recall}
     return [f"{name}: {filled}" for name, filled in found.items() if filled]
 
 

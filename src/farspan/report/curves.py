@@ -58,6 +58,11 @@ class CurveMember(Member):
         return self.everywhere if any(row.depth for row in self.rows) else None
 
     @property
+    def is_recall(self) -> bool:
+        """Whether recall was measured at several depths of one length: it has no memory lengths."""
+        return self.map is not None and len(self.map.lengths) == 1
+
+    @property
     def characters_per_token(self) -> float | None:
         """Characters per token of the target text under the model's tokenizer; None where unknown."""
         known = self.about_model.get("characters_per_token", {}).get(self.rows[0].settings.get("target_hash"))

@@ -69,7 +69,7 @@ def _title(tasks: Sequence[str], sources: Sequence[Source]) -> str:
 
 def _name(group: Group, part: TaskReport) -> str:
     """Return the name of a task without its settings."""
-    return part.name or f"{group.entry['quality']['name']} ({group.spec.partition(':')[0]})"
+    return part.name_of(group) or f"{group.entry['quality']['name']} ({group.spec.partition(':')[0]})"
 
 
 def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
     figures += _costs(group, cells, number)
     return {
         "id": f"group-{number}",
-        "title": _heading(group, part),
+        "title": part.heading(group),
         "about": own["about"],
         "quality": f"{quality['name']}{direction(quality)}",
         "unit": group.entry["unit"],
@@ -109,15 +109,6 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "many": len(members) > MANY,
         "log": group.entry["unit"] == "tokens" and not own["draws_quality"],
     }
-
-
-def _heading(group: Group, part: TaskReport) -> str:
-    """Return the title of a section: the task as it is spelled, or its kind with its settings in words."""
-    name, colon, _ = group.title.partition(":")
-    if not part.name or (colon and name.isidentifier()):
-        return group.title
-    name = part.name.capitalize()
-    return name if group.title == group.task else f"{name}, {group.title}"
 
 
 def _quality(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, Any]]:

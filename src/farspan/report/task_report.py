@@ -29,6 +29,18 @@ class TaskReport:
     def __init__(self, groups: Sequence[Group], folder: Path) -> None:
         self.groups, self.folder = groups, folder
 
+    def name_of(self, group: Group) -> str:
+        """Return the name of a group's task in titles; "": the name of its quality."""
+        return self.name
+
+    def heading(self, group: Group) -> str:
+        """Return the title of a group's section: the task as it is spelled, or its name with its settings in words."""
+        name = self.name_of(group).capitalize()
+        task, colon, _ = group.title.partition(":")
+        if not name or (colon and task.isidentifier()):
+            return group.title
+        return name if group.title == group.task else f"{name}, {group.title}"
+
     def print(self, console: Terminal) -> None:
         """Print a table for each group."""
         for group in self.groups:

@@ -21,17 +21,21 @@ CARD = "farspan.md"
 def write_model_card(source: Source, folder: Path) -> list[Path]:
     """Write farspan.md, a section of Markdown, and the pictures that it shows."""
     groups = grouped([source], MEMBERS)
-    pictures = [path for part in reports(groups, folder) for path in part.draw()]
+    parts = reports(groups, folder)
+    headings = {group.spec: part.heading(group) for part in parts for group in part.groups}
+    pictures = [path for part in parts for path in part.draw()]
     shown_pictures = [path for path in pictures if path.suffix == ".png"]
-    write(folder / CARD, shown("\n".join(_section(source, numbers_of(source), shown_pictures))))
+    write(folder / CARD, shown("\n".join(_section(source, numbers_of(source), headings, shown_pictures))))
     return [folder / CARD, *pictures]
 
 
-def _section(source: Source, numbers: Sequence[Number], pictures: Sequence[Path]) -> Iterator[str]:
+def _section(
+    source: Source, numbers: Sequence[Number], headings: Mapping[str, str], pictures: Sequence[Path]
+) -> Iterator[str]:
     yield from ("## Long-context memory", "", "Measured with farspan: 95 % intervals in brackets.", "")
     short = short_names(one.member.model for one in numbers)
     for group, mine in by_key((one.group, one) for one in numbers).items():
-        yield from (f"### {plain(group.title)}", "")
+        yield from (f"### {plain(headings[group.spec])}", "")
         for whole in (True, False):
             found = [one for one in mine if (one.length is None) == whole]
             if found:

@@ -7,7 +7,7 @@ from typing import Any
 
 from farspan.report.cells import cells_of, in_nats, in_seconds, least_share
 from farspan.report.curve_section import COLUMNS
-from farspan.report.curves import HEADLINE, CurveMember
+from farspan.report.curves import HEADLINE, CurveMember, curves_of
 from farspan.report.kinds import MEMBERS
 from farspan.report.runs import Group, Member, Source, grouped
 from farspan.stats import MemoryLength
@@ -59,7 +59,7 @@ def _numbers(group: Group) -> Iterator[Number]:
     cells = cells_of(group)
     unit = _unit(quality, [cell.value for cell in cells if cell.value is not None])
     for member in group.members:
-        if isinstance(member, CurveMember) and any(row.depth == 0 for row in member.rows):
+        if isinstance(member, CurveMember) and curves_of([member]) and not member.is_recall:
             yield from _memory(member, group)
         for cell in cells:
             if cell.whose == member.whose and cell.value is not None:
