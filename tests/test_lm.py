@@ -2,17 +2,20 @@
 
 import copy
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -163,12 +166,60 @@ def test_a_gated_model_is_refused_with_the_way_in(monkeypatch: pytest.MonkeyPatc
         load("org/gated")
 
 
-def test_a_model_the_hub_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    error = raising(OSError("not a valid model identifier"), hub_error(RepositoryNotFoundError))
-    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", error)
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A hub without models, and the statuses that it answers; the last is repeated."""
+    statuses = [404]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+        yield statuses
+        server.shutdown()
+
+
+def test_a_model_the_hub_does_not_have_is_refused(hub: list[int]) -> None:
     with pytest.raises(ValueError, match=r"'org/none' is neither a folder nor on the hub"):
         load("org/none")
+
+
+def test_a_hub_that_is_busy_is_requested_again(hub: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    hub[:] = [503, 503, 404]
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    with pytest.raises(ValueError, match=r"'org/none' is neither a folder nor on the hub"):
+        load("org/none")
+    assert hub == [404]
+
+
+@pytest.mark.parametrize("given", [{}, {"gguf": "tiny.gguf"}])
+def test_a_model_that_is_not_cached_is_refused_at_once_without_a_network(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", raising(AssertionError("a retry")))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"http://127.0.0.1:{server.getsockname()[1]}"
+    use_hub(monkeypatch, closed)
+    said = rf"neither a folder nor cached, and {closed} cannot be reached: correct the name, or connect to the network$"
+    with pytest.raises(ValueError, match=said):
+        load("org/none", **given)
 
 
 def test_an_interrupt_while_a_model_loads_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:

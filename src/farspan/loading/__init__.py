@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import cached_file, extract_commit_hash, logging
 
 from farspan.loading.errors import RefusedError, explained, one_line
-from farspan.loading.places import place_of
+from farspan.loading.places import check_hub, place_of
 from farspan.loading.refusals import check_config, check_windows, refuse_integers, refuse_pickles
 
 LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
@@ -69,6 +69,8 @@ def load_config(
             )
         raise ValueError(f"folder {shown!r} holds no {what}: it has no config.json. Give a folder that holds one")
     with explained(name, what, "config.json", trust_remote_code):
+        if not Path(place).is_dir():
+            check_hub(place, "config.json", revision, local)
         fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision, **local)
         check_config(fields, bool(trust_remote_code))
         config = AutoConfig.from_pretrained(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import transformers
-from huggingface_hub import is_offline_mode
+from huggingface_hub import constants, is_offline_mode
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -173,5 +173,8 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
     if caused_by(RepositoryNotFoundError):
         return f"{what} {name!r} is neither a folder nor on the hub{near} (a private one needs `hf auth login`)"
     if caused_by(LocalEntryNotFoundError):
-        return f"{what} {name!r} is neither a folder nor cached{near}, and the hub cannot be reached: {message}"
+        return (
+            f"{what} {name!r} is neither a folder nor cached{near}, and {constants.ENDPOINT} cannot be reached: "
+            "correct the name, or connect to the network"
+        )
     return f"{what} {name!r} cannot be loaded: {message}"

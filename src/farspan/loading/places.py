@@ -1,10 +1,15 @@
 """Where a model is: the embedded model, a folder, a GGUF file or a hub id."""
 
+import socket
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+from huggingface_hub import constants, is_offline_mode, try_to_load_from_cache
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers.utils import cached_file
 
 from farspan.files import expanded
@@ -46,6 +51,25 @@ def place_of(name: str | Path) -> str:
     return str(folder) if folder.is_dir() else place
 
 
+def check_hub(model: str, file: str, revision: str | None, local: dict[str, Any]) -> None:
+    """Check that a file of a hub id is cached or the hub can be reached: huggingface_hub would try for half a minute.
+
+    Raises:
+        LocalEntryNotFoundError: neither.
+    """
+    if is_offline_mode() or local.get("local_files_only") or local.get("proxies") or getproxies():
+        return
+    file = str(Path(local.get("subfolder", ""), file))
+    if isinstance(try_to_load_from_cache(model, file, local.get("cache_dir"), revision), str):
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    address = hub.hostname or "", hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection(address, constants.HF_HUB_ETAG_TIMEOUT).close()
+    except OSError as error:
+        raise LocalEntryNotFoundError(f"{constants.ENDPOINT} cannot be reached") from error
+
+
 def gguf_file(model: str | Path, file: str, revision: str | None, **local: Any) -> str:
     """Return where a GGUF file of a folder or a hub id is stored; downloads it if it has to.
 
@@ -66,4 +90,5 @@ def gguf_file(model: str | Path, file: str, revision: str | None, **local: Any) 
             raise ValueError(f"folder {shown} has no file {file!r}: its GGUF files are {others} (--gguf)")
         return str(folder / file)
     with explained(f"{model}/{file}", "model", "GGUF file", None):
+        check_hub(str(model), file, revision, local)
         return str(cached_file(str(model), file, revision=revision, **local))
