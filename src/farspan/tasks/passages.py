@@ -15,9 +15,14 @@ PASSAGE_TOKENS = 256  # at most, of each passage: the trained length of CEPE's e
 WEIGHTS = ("method", "retriever")
 
 
+def ended_by_blank(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
+    """Return the token ids of a passage and the blank line that ends it."""
+    return encoded(tokenizer, text.strip() + "\n\n")
+
+
 def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]:
     """Return the token ids of a passage and a blank line, at most `most`: a longer passage loses its end."""
-    ids = encoded(tokenizer, text.strip() + "\n\n")
+    ids = ended_by_blank(tokenizer, text)
     if len(ids) <= most:
         return ids
     blank = following(tokenizer, "\n\n", before="x")[:most]

@@ -27,9 +27,8 @@ from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.specs import choice, limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
-from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_weights, places, row
+from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, ended_by_blank, joined, passage_weights, places, row
 from farspan.text.corpora import Corpus, load
-from farspan.text.prompts import encoded
 from farspan.text.retrieval import Index, open_index, words_of
 
 WINDOW = 2048  # tokens
@@ -125,8 +124,8 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         for repeat, (tokens, query) in enumerate(zip(windows, queries, strict=True)):
             window, rng = lm.tokenizer.decode(tokens.tolist()), np.random.default_rng([seed, repeat])
             numbers, scores, excluded = self._chosen(query, window, lengths[-1], rng)
-            texts = (self.opened.passage(number).strip() + "\n\n" for number in numbers)
-            pieces = tuple(encoded(lm.tokenizer, text)[: self.passage_tokens] for text in texts)
+            whole = (ended_by_blank(lm.tokenizer, self.opened.passage(number)) for number in numbers)
+            pieces = tuple(ids[: self.passage_tokens] for ids in whole)
             how = f"{what} {repeat} {self.opened.hash} {self.weights} {self.passages}"
             given = Retrieved(tokens, pieces, numbers, scores, excluded)
             found.append(Example(digest(how, tokens, *joined(pieces), numbers), repeat, tuple(lengths), given))
