@@ -59,7 +59,7 @@ class Fake:
         """Return status and JSON."""
         if path == "/v1/models":
             about = {"id": MODEL}
-            if self.engine in ("vLLM", "SGLang"):
+            if self.engine in ("vLLM", "SGLang") and not self.faults.get("old"):
                 about["max_model_len"] = self.limit
             if self.engine == "llama-server":
                 about["meta"] = {"n_vocab": self.faults.get("n_vocab", self.lm.vocabulary)}
@@ -69,6 +69,8 @@ class Fake:
             return 200, {"default_generation_settings": {"n_ctx": self.limit}}
         if path == "/get_server_info" and self.engine == "SGLang":
             seeds = {"enable_deterministic_inference": self.faults.get("seeds", False)}
+            if self.faults.get("old"):
+                return 200, {"context_length": self.limit, **seeds}
             longest = self.faults.get("pool", self.limit) - 6  # tokens of keys, less what it reserves
             return 200, {"context_length": None, "max_req_input_len": longest, **seeds}
         if path == "/tokenize" and self.engine in ("vLLM", "llama-server"):
@@ -111,7 +113,7 @@ class Fake:
             entries = entries[-1:]
         new = self.new(prompt, body)
         choice = {"text": self.text(prompt, new), "prompt_logprobs": entries, "token_ids": new}
-        choice["finish_reason"] = "stop" if new[-1] in body.get("stop_token_ids", ()) else "length"
+        choice |= {"finish_reason": self.ended(new, body), "stop_reason": self.own_stop(new)}
         if not body.get("prompt_logprobs"):
             del choice["prompt_logprobs"]
         if self.faults.get("no_ids"):
@@ -132,7 +134,7 @@ class Fake:
     def new(self, prompt: list[int], body: dict[str, Any]) -> list[int]:
         tokens = list(prompt)
         most = min(body.get("max_tokens", body.get("n_predict", 1)), self.faults.get("most_new", math.inf))
-        stop = set(body.get("stop_token_ids", ()))
+        stop = {*body.get("stop_token_ids", ()), self.faults.get("own_stop")}
         named = "repeat_penalty" if self.engine == "llama-server" else "repetition_penalty"
         penalty = body.get(named, self.faults.get("penalty", 1.0))  # of a generation_config.json, unless sent
         presence = body.get("presence_penalty", self.faults.get("presence", 0.0))  # of a server's command, unless sent
@@ -145,6 +147,15 @@ class Fake:
             if tokens[-1] in stop:
                 break
         return tokens[len(prompt) :]
+
+    def own_stop(self, new: list[int]) -> int | None:
+        """Return the stop token that the model has besides the tokenizer's, if an answer ends with it."""
+        return new[-1] if new[-1] == self.faults.get("own_stop") else None
+
+    def ended(self, new: list[int], body: dict[str, Any]) -> str:
+        """Return why an answer ended."""
+        stopped = self.own_stop(new) is not None or new[-1] in body.get("stop_token_ids", ())
+        return "stop" if stopped else self.faults.get("reason", "length")
 
     def sglang(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         prompt, first = body["input_ids"], body.get("logprob_start_len", 0)
@@ -164,8 +175,7 @@ class Fake:
                 top.append([[self.sent(value), int(id), None] for value, id in zip(*best, strict=True)])
             meta |= {"input_token_logprobs": entries, "input_top_logprobs": top}
         new = self.new(prompt, {"max_tokens": body["sampling_params"]["max_new_tokens"], **body["sampling_params"]})
-        ended = "stop" if new[-1] in body["sampling_params"].get("stop_token_ids", ()) else "length"
-        meta["finish_reason"] = {"type": ended}
+        meta["finish_reason"] = {"type": self.ended(new, body["sampling_params"]), "matched": self.own_stop(new)}
         return 200, {"text": self.text(prompt, new), "output_ids": new, "meta_info": meta}
 
     def llama(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +186,7 @@ class Fake:
         timings = {"prompt_n": len(prompt) - cached, "cache_n": cached}
         new = self.new(prompt, body)
         answer = {"content": self.text(prompt, new), "tokens": new, "timings": timings, **probabilities}
-        answer |= {"tokens_evaluated": len(prompt), "stop_type": "limit"}
+        answer |= {"tokens_evaluated": len(prompt), "stop_type": "eos" if self.own_stop(new) else "limit"}
         if self.faults.get("no_ids"):
             del answer["tokens"]
         return answer

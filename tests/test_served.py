@@ -444,6 +444,12 @@ def test_a_text_that_is_too_long_for_the_server_is_a_row(
     assert reason in next(row.reason for row in rows if row.length == 80)
 
 
+def test_the_context_of_an_old_sglang_server_is_that_of_its_own_report(own: LM, folder: Path) -> None:
+    with serving(Fake("SGLang", own, old=True, limit=100)) as url:
+        lm = served(url, tokenizer=str(folder))
+    assert (lm.trained_length, lm.position_limit) == (100, 99)
+
+
 def test_an_export_names_no_engine_for_a_served_model(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
     with serving(Fake("vLLM", own)) as url:
         lm = served(url, tokenizer=str(folder))
@@ -509,6 +515,29 @@ def test_an_answer_that_the_server_cuts_is_refused(engine: str, own: LM, folder:
         memory.generate(ids[:, 40:45], 8)
         with pytest.raises(ServerError, match=r"after 8 of 12 new tokens \(l[a-z]+\)\. If it has a limit"):
             memory.generate(ids[:, 40:45], 12)
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+@pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
+def test_an_answer_that_the_server_gives_up_is_refused(
+    engine: str, reason: str, own: LM, folder: Path, ids: torch.Tensor
+) -> None:
+    with serving(Fake(engine, own, most_new=8, reason=reason)) as url:
+        memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
+        with pytest.raises(ServerError, match=rf"after 8 of 12 new tokens \({reason}\)"):
+            memory.generate(ids[:, 40:45], 12)
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+def test_a_stop_token_that_only_the_server_knows_is_no_new_token(
+    engine: str, own: LM, folder: Path, ids: torch.Tensor
+) -> None:
+    [expected] = dense_reader(own).read(ids[:, :40]).generate(ids[:, 40:45], 12)
+    stop = expected[6]
+    before = expected[: int((expected == stop).nonzero()[0, 0])]
+    with serving(Fake(engine, own, own_stop=int(stop))) as url:
+        [there] = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40]).generate(ids[:, 40:45], 12)
+    assert there.tolist() == before.tolist()
 
 
 def test_an_answer_whose_tokens_the_server_does_not_count_is_not_cut(own: LM, folder: Path, ids: torch.Tensor) -> None:

@@ -111,7 +111,8 @@ class PromptLogprobs:
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
         choice = _choice(answer)
-        new = _before_stop(self.client, choice.get("token_ids"), how, choice.get("finish_reason"))
+        ended = choice.get("finish_reason"), choice.get("stop_reason")
+        new = _before_stop(self.client, choice.get("token_ids"), how, *ended)
         return new, str(choice.get("text") or "")
 
 
@@ -188,8 +189,9 @@ class InputLogprobs:
                 )
             settings["sampling_seed"] = how.seed % 2**31  # held as int32
         answer = self.client.post("/generate", {"input_ids": list(prompt), "sampling_params": settings})
-        reason = (self._about(answer, len(prompt)).get("finish_reason") or {}).get("type")
-        return _before_stop(self.client, answer.get("output_ids"), how, reason), str(answer.get("text") or "")
+        ended = self._about(answer, len(prompt)).get("finish_reason") or {}
+        new = _before_stop(self.client, answer.get("output_ids"), how, ended.get("type"), ended.get("matched"))
+        return new, str(answer.get("text") or "")
 
     def _takes_seeds(self) -> bool:
         try:
@@ -237,7 +239,8 @@ class LlamaServer:
         if how.min_new_tokens:
             raise ValueError("llama-server takes no smallest number of new tokens: measure this task on another engine")
         answer = self._post(prompt, {"n_predict": how.max_new_tokens, **how.named})
-        new = _before_stop(self.client, answer["tokens"], how, answer.get("stop_type"))
+        own = answer["tokens"][-1] if answer.get("stop_type") == "eos" else None
+        new = _before_stop(self.client, answer["tokens"], how, answer.get("stop_type"), own)
         return new, str(answer.get("content") or "")
 
     def _post(self, prompt: Sequence[int], more: dict[str, Any]) -> dict[str, Any]:
@@ -378,12 +381,17 @@ def _counted(client: Client, answer: Any, sent: int) -> int | None:
     return cached
 
 
-def _before_stop(client: Client, tokens: Any, how: Sampling, reason: str | None) -> list[int]:
-    """Return new tokens without the stop token. `reason`: why the answer ended, as the server names it."""
+def _before_stop(client: Client, tokens: Any, how: Sampling, reason: str | None, own: Any) -> list[int]:
+    """Return new tokens without the stop token.
+
+    Args:
+        reason: why the answer ended, as the server names it.
+        own: the stop token that the server found, if it names it; a model can have others than the tokenizer's.
+    """
     if not isinstance(tokens, list):
         raise ServerError(f"{client.base_url} returns no ids of new tokens: use a later version of the server")
     _refuse_cut(client, len(tokens), how, reason)
-    end = next((i for i, token in enumerate(tokens) if token in set(how.stop)), len(tokens))
+    end = next((i for i, token in enumerate(tokens) if token == own or token in how.stop), len(tokens))
     return [int(token) for token in tokens[:end]]
 
 
