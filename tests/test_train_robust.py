@@ -917,6 +917,11 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ),
         ("smt", ["smt.mixed=off", "smt.beta=2"], r"smt: beta = 2\.0 has no effect with mixed = 'off'"),
         ("lm", ["watch.curve=false"], r"watch: curve = False has no effect with every = 0: .*give an every above 0"),
+        (
+            "smt",
+            ["watch.every=2", "watch.curve=false", "watch.tokens=99"],
+            r"watch: tokens = 99 has no effect with curve = false",
+        ),
         ("smt", ["optimizer.momentum=0.9"], r"optimizer: momentum = 0\.9 has no effect with name = 'adamw'.*\"muon\"$"),
         (
             "cepe",

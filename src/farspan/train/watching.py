@@ -34,6 +34,8 @@ class WatchSettings(Settings):
         if self.every == 0 and "every" not in self.model_fields_set:  # a given 0 turns measurements off
             others = (name for name in type(self).model_fields if name != "every")
             self.refuse_unused(others, "every = 0", "an every above 0")
+        if self.every != 0 and not self.curve:
+            self.refuse_unused(("tokens",), "curve = false", "curve = true")
         return self
 
 
