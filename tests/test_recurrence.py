@@ -251,6 +251,20 @@ def test_a_model_is_trained_further_with_its_tokenizer(further: Make) -> None:
     assert all(0 < (a - b).abs().max() < 1e-2 for a, b in pairs)
 
 
+def test_a_yarn_without_a_factor_is_trained_further_with_its_frequencies(
+    further: Make, tokenizer: Any, tmp_path: Path
+) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": None, "original_max_position_embeddings": 20}
+    saved(tmp_path / "other", tokenizer, tiny_model(max_position_embeddings=40, rope_parameters=rope))
+    chosen = further("a", f"model.start={tmp_path / 'other'}", "recurrence.memory=64")
+    train(chosen)
+    first, now = (farspan.load(folder, device="cpu") for folder in (chosen.model.start, chosen.out))
+    assert (first.trained_length, now.trained_length) == (40, 96)
+    one, other = (lm.model.model.rotary_emb for lm in (first, now))
+    assert torch.equal(one.inv_freq, other.inv_freq)
+    assert one.attention_scaling == other.attention_scaling > 1
+
+
 def test_a_training_does_not_continue_from_a_base_model_that_has_changed(further: Make) -> None:
     rates = ("optimizer.decay_fraction=0",)  # constant, so that the training can be prolonged
     done, more = (further("a", f"trainer.steps={steps}", *rates) for steps in (2, 4))

@@ -230,6 +230,22 @@ def test_scaled_rope_is_trained_with_and_stays_in_the_model(settings: Make, kind
     assert loaded.attention_scaling == pytest.approx(scale)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": None, "original_max_position_embeddings": 32}
+
+
+def test_a_yarn_without_a_factor_keeps_its_frequencies_in_the_model(
+    settings: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    chosen = settings("a", "trainer.steps=1", "lengths.mode=fixed")
+    saved(tmp_path / "model", tokenizer, tiny_model(max_position_embeddings=64, rope_parameters=YARN))
+    before = opened(chosen).model.model.rotary_emb
+    train(chosen)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(chosen.out)
+    assert loaded.config.max_position_embeddings == 128
+    assert torch.equal(loaded.model.rotary_emb.inv_freq, before.inv_freq)
+    assert loaded.model.rotary_emb.attention_scaling == before.attention_scaling > 1
+
+
 def test_pairs_cut_from_rope_stay_cut_in_the_model(settings: Make) -> None:
     chosen = settings("a", "model.rope=rope:type=truncated,turns=4", "trainer.steps=6", "lengths.by=48")
     expected = truncated(10_000.0, 8, 4.0, 512)

@@ -26,6 +26,7 @@ from farspan.hf.rotary import (
     rope_precision,
     rotary_modules,
     rotation_error,
+    set_context,
     set_rope,
 )
 from farspan.hf.scope import Scope, alone, check_scope

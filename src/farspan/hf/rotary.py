@@ -124,6 +124,16 @@ def set_rope(model: Any, parameters: dict[str, Any]) -> None:
             )
 
 
+def set_context(model: Any, tokens: int) -> None:
+    """Set `max_position_embeddings` in the config of `model`, whose RoPE stays as it is: that of type YaRN without a
+    factor has the ratio of this limit to the original one."""
+    config = model.config.get_text_config(decoder=True)
+    for parameters in (_parameters(model), *_parameters(model).values()):
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "yarn" and parameters["factor"] is None:
+            parameters["factor"] = config.max_position_embeddings / parameters["original_max_position_embeddings"]
+    config.max_position_embeddings = tokens
+
+
 def rotation_error(
     module: Any, positions: Sequence[int], inv_freq: Float[Tensor, "pairs"], scale: float, kind: str | None
 ) -> float:

@@ -215,7 +215,7 @@ def started(name: str, trainer: PretrainingSettings, positions: int) -> Any:
         raise ValueError(
             f"the RoPE of model.start = {name!r} depends on the length of a text ({kind}): use another model"
         )
-    model.config.max_position_embeddings = max(positions, model.config.max_position_embeddings)
+    hf.set_context(model, max(positions, model.config.max_position_embeddings))
     return model
 
 

@@ -147,7 +147,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         model = plain(model)
         save_scales(model, before, folder)
-        model.config.get_text_config(decoder=True).max_position_embeddings = longest
+        hf.set_context(model, longest)
         save_whole(model, dtype, folder)
 
     callbacks = watching(lm, settings)
