@@ -530,6 +530,18 @@ def test_a_held_out_text_that_is_trained_on_is_named(
     assert [line.partition(":")[0] for line in lines].count(named) == 1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_measurements_of_weights_that_are_rounded_when_they_are_saved_are_named(
+    settings: Make, tmp_path: Path, dtype: str
+) -> None:
+    lines: list[str] = []
+    (tmp_path / "b.txt").write_text(TEXT[::-1])
+    chosen = settings("a", "trainer.steps=1", f"trainer.dtype={dtype}", f"data.held_out={tmp_path / 'b.txt'}")
+    train(chosen, TrainingWatch(notice=lines.append))
+    named = "measurements are of the weights in training; the saved ones are rounded to bfloat16"
+    assert lines.count(named) == (dtype == "bfloat16")
+
+
 def test_the_held_out_loss_is_that_of_the_saved_model_and_is_computed_once(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

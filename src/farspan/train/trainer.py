@@ -243,6 +243,9 @@ def run(
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
+        if dtype != torch.float32 and (callbacks or held_out is not None):
+            short = str(dtype).removeprefix("torch.")
+            watch.notice(f"measurements are of the weights in training; the saved ones are rounded to {short}")
         for callback in callbacks:
             callback.attach(trainer)
         with interrupts.active(), engines.products(trainer.args):
