@@ -6,7 +6,6 @@ and runs no script but the page's own.
 """
 
 import hashlib
-import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -62,7 +61,7 @@ def write_report(
     tables = {"quality.csv": quality_table([cell for group in groups for cell in cells_of(group)])}
     for part in parts:
         tables |= part.csv_tables()
-    html = template.render(context, figures=_for_script(drawn), scripts=scripts, hashes=[_hash(s) for s in scripts])
+    html = template.render(context, figures=drawn, scripts=scripts, hashes=[_hash(s) for s in scripts])
     out.mkdir(parents=True, exist_ok=True)
     write(out / PAGE, html)
     write(out / TABLES, shown(markdown_page(context, list(tables))))
@@ -97,15 +96,10 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     environment.filters["breaks"] = breaks
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}  # of `tojson`
     return environment
 
 
 def _hash(script: str) -> str:
     """Return a script's hash as a content security policy names it."""
     return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _for_script(value: Any) -> str:
-    """Return JSON that a <script> element can hold: nothing in it ends the element or begins a comment."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
