@@ -70,8 +70,12 @@ class Perplexity(Task):
         return replace(self, target_tokens=max(1, min(TARGET_TOKENS, shortest // 2)))
 
     def check(self, lengths: Sequence[int]) -> None:
-        if self.targets != "all":
-            check_target_tokens(self._num_targets, lengths)
+        """Raise ValueError if the targets leave no context in the shortest length."""
+        if self.targets != "all" and (count := self._num_targets) >= lengths[0]:
+            raise ValueError(
+                f"{count:,} target tokens leave no context in lengths up to {count:,} tokens: give fewer "
+                "(perplexity:target_tokens=N; farspan perplexity: --target-tokens N), or longer lengths (--lengths)"
+            )
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two to twice the largest trained length, from a quarter of the smallest, at most 512, or
@@ -243,8 +247,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
             longest = min(longest, lm.position_limit - len(lm.separator.ids) + 1)
         lengths = [length for length in self.lengths((trained,)) if length <= longest]
         if not lengths:
-            if self.targets != "all":
-                check_target_tokens(self._num_targets, (longest,))
+            self.check((longest,))
             return (longest,)
         fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
         if fitting and fitting != lengths and not quiet:
@@ -262,15 +265,6 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
 def shortest_length(trained: int) -> int:
     """Return the largest power of two that is no more than a quarter of the trained length, at most SHORTEST."""
     return min(SHORTEST, 1 << (max(1, trained // 4).bit_length() - 1))
-
-
-def check_target_tokens(target_tokens: int, lengths: Sequence[int]) -> None:
-    """Raise ValueError if the targets leave no context in the shortest length."""
-    if target_tokens >= lengths[0]:
-        raise ValueError(
-            f"{target_tokens:,} target tokens leave no context in lengths up to {target_tokens:,} tokens: give fewer "
-            "(perplexity:target_tokens=N; farspan perplexity: --target-tokens N), or longer lengths (--lengths)"
-        )
 
 
 def bucket_ends(length: int, buckets: int | None) -> list[int]:
