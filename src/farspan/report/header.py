@@ -13,8 +13,6 @@ from farspan.record import Row
 from farspan.stats import label, perplexity_label, version_label
 
 COST = "cost"  # the task of rows that hold seconds and bytes
-PARETO = "all.pareto"
-PARETO_NAME = "attention of the heaviest quarter of the keys"
 
 
 def _entry(score: str, name: str, higher_is_better: bool | None, *details: str, **more: bool) -> dict[str, Any]:
@@ -26,7 +24,7 @@ def _entry(score: str, name: str, higher_is_better: bool | None, *details: str, 
 ENTRIES: dict[str, dict[str, Any]] = {
     "curve": _entry("copy - control", "copied beyond guessing", True, "copy", "control", graded=True),
     "perplexity": _entry("nats", "perplexity", False, "accuracy", exp=True),
-    "attention": _entry(PARETO, PARETO_NAME, None, "sinks", graded=True),
+    "attention": _entry("all.pareto", "attention of the heaviest quarter of the keys", None, "sinks", graded=True),
 }
 SAME_AT_DEPTHS = ("curve", "passkey")  # of runs that do not record it
 # the title of a task in a few words, from its settings; other tasks have the task as it is spelled
