@@ -122,7 +122,7 @@ def group_figure(group: Group) -> Figure | None:
 
 
 def trained_places(group: Group) -> dict[int, float]:
-    """Return the lengths of a task whose contexts are as long as those that models were trained on, by these."""
+    """Return, by the trained length of the models in tokens, the length of the task whose whole context has as many."""
     members = group.members if group.entry["unit"] == "tokens" else []
     return {one.trained_length: at for one in members if one.trained_length and (at := one.trained_at) is not None}
 

@@ -41,7 +41,7 @@ def same_weights(sources: Iterable[Source]) -> list[str]:
 
 
 def other_tokenizers(sources: Iterable[Source]) -> list[str]:
-    """Return a line if models have different tokenizers, by which tables differ without a verdict on them."""
+    """Return a line if models have different tokenizers: their numbers per token cannot be compared."""
     models = (item for source in sources for item in source.header["models"].items())
     found = by_key(dict.fromkeys((about["tokenizer"], name) for name, about in models if about.get("tokenizer")))
     if len(found) < 2:

@@ -19,7 +19,7 @@ SHARED = 0.01  # of the tokens of a text; short documents can be in two texts by
 
 
 class View:
-    """All documents as one stream of tokens, with a separator before each, which is not copied."""
+    """All documents as one stream of tokens, with a separator before each. Only tokens that are read are copied."""
 
     def __init__(self, corpus: Corpus, order: Int[np.ndarray, "documents"], separator: Sequence[int]) -> None:
         self.corpus, self.order, self.separator = corpus, order, np.asarray(separator, np.int64)

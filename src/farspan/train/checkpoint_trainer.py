@@ -29,8 +29,8 @@ class AtBegin(TrainerCallback):
 
 
 class Intervals(TrainerCallback):
-    """Log, save and evaluate as often as the settings say, also in a training that continues: the Trainer goes on as
-    often as before the checkpoint."""
+    """Log, save and evaluate as often as the settings require, also in a training that continues: the Trainer itself
+    uses the intervals stored in the checkpoint."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)

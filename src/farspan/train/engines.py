@@ -172,8 +172,8 @@ def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
 
 
 def products(args: Any) -> AbstractContextManager[None]:
-    """Compute products as `by_onednn`, in a training with these arguments. What torch.compile makes of a model reads
-    the settings of products, and can fail with that one."""
+    """Compute matrix products as `by_onednn`, except in a training under torch.compile: compiled code reads the setting
+    that `by_onednn` changes, and can fail with it."""
     return nullcontext() if args.torch_compile else by_onednn(args.device)
 
 

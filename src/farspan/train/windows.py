@@ -97,7 +97,8 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         return sample
 
     def _drawn(self, begin: int, length: int, rng: np.random.Generator) -> tuple[int, Drawn]:
-        """Return a row and the place in the corpus where its document begins: a window of one, or for mentions all."""
+        """Return where the text of a row begins in the corpus, and the row. The text is the window from `begin` on, or
+        for mentions their whole document."""
         if self.pairs is None or not isinstance(self.draw, Recurrences) or rng.random() >= self.draw.share:
             return begin, self.draw(length, self.row, self.targets, rng)
         earlier, later = self.pairs[rng.integers(len(self.pairs))].tolist()
