@@ -33,7 +33,7 @@ from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.config import Settings
 
 Kind = Literal["filter", "cat", "retrieved", "copied"]
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 TWO_TO_ONE: dict[Kind, float] = {"filter": 2 / 3, "cat": 1 / 3}
 ROUNDING = 0.01  # by which weights written as decimals may miss 1
 
@@ -140,8 +140,8 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         self.most = longest // settings.chunk - settings.chunks if longest else None  # chunks of an offset
         self.before = np.asarray(separator if settings.separator else (), np.int64)
         self.window = settings.decoder if copies else settings.decoder + context  # tokens
-        self.kinds = [kind for kind in KINDS if settings.mixture.get(kind)]  # type: ignore[call-overload]
-        self.weights = [settings.mixture[kind] for kind in self.kinds]  # type: ignore[index]
+        self.kinds = [kind for kind in KINDS if settings.mixture.get(kind)]
+        self.weights = [settings.mixture[kind] for kind in self.kinds]
         order = np.random.default_rng(seed).permutation(corpus.num_documents)
         self.stream = View(corpus, order, separator)
         sizes = np.diff(corpus.starts)
