@@ -26,7 +26,7 @@ from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
 from farspan.measuring.setups import grid
 from farspan.methods import METHODS
 from farspan.methods.rope import TYPES
-from farspan.record import read_header, read_rows, refuse_differences
+from farspan.record import by_key, read_header, read_rows, refuse_differences
 from farspan.report.export import memory_size
 from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
@@ -235,12 +235,15 @@ def test_the_numbers_of_a_plan_are_on_one_line_of_80_columns(models: Path, monke
     total = sum(cost["tokens"] for cost in costs if "tokens" in cost)
     assert (f"all: {total:,} tokens, " in printed) == (len([cost for cost in costs if "tokens" in cost]) > 1)
     assert len(costs) > 6
-    table = printed.partition(": weights")[0].splitlines()[:-1]
+    table = printed.partition("all: ")[0].splitlines()
     assert max(map(len, table)) <= 80
-    for cost in costs:
-        assert any(f" {cost['length']} " in line for line in table)
-        assert f" {cost['tokens']:,} " in printed
-        assert f" {memory_size(cost['extra_bytes'])} " in printed
+    cells = by_key(((cost["method"], cost["what"]), cost) for cost in costs)
+    for (how, what), some in cells.items():
+        lines = [line for line in table if f" {how.split(',')[0]}" in line and f" {what.partition(':')[0]} " in line]
+        (line,) = [line for line in lines if " 32–64 " in line]
+        assert f" {sum(cost['tokens'] for cost in some):,} " in line
+        assert f" {memory_size(max(cost['extra_bytes'] for cost in some))} " in line
+    assert len(table) <= 2 * len(cells) + 6  # a line for each method, task and break of a name
 
 
 def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:

@@ -19,6 +19,7 @@ from farspan.hf import device
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure, plans
 from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.plan import plan_examples
 from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
@@ -624,6 +625,19 @@ def test_a_plan_by_length_counts_the_text_that_lengths_share_once(text: str, fol
     assert costs(refusals=True) == [pytest.approx(one) for one in costs(refusals=False)]
 
 
+def test_the_first_length_of_a_plan_is_planned_once(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[set[int]] = []
+
+    def watched(bound: Any, how: Any, lm: LM, examples: Any, *given: Any, **more: Any) -> Any:
+        planned.append({length for example in examples for length in example.lengths})
+        return plan_examples(bound, how, lm, examples, *given, **more)
+
+    monkeypatch.setattr("farspan.measuring.grid.plan_examples", watched)
+    what = grid([str(folder)], TASKS[:1], refusals=True, **settings(text, cost=False))
+    assert len(list(plans([str(folder)], "full", what))) == 2
+    assert planned == [{16}, {32}, {16, 32}]
+
+
 @pytest.mark.parametrize(("lengths", "targets"), [("auto", 64), ("512,1024", 256), ("64,256", 32)])
 def test_the_default_task_has_targets_that_fit_the_shortest_length(
     lengths: str, targets: int, text: str, folder: Path
@@ -639,6 +653,10 @@ def test_a_plan_prints_each_reason_of_a_method_once(text: str, folder: Path) -> 
     result = CliRunner().invoke(app, [*arguments, "--task", "perplexity:target_tokens=8"])
     (line,) = [line for line in result.stdout.splitlines() if "target tokens leave no context" in line]
     assert "target_tokens=8 at 6, 7, 8: refused: 8 target tokens" in line
+    several = ["--method", "full", "--method", "knorm:capacity=8", "--method", "sinks:window=9000"]
+    shown = CliRunner().invoke(app, [*arguments, *several, "--task", "perplexity:target_tokens=8"]).stdout
+    assert shown.count("target tokens leave no context") == 1
+    assert shown.count("sinks:window=9000,sinks=4, perplexity:target") == 1
     configure(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
     assert CliRunner().invoke(app, arguments).stdout.count("read with plain forwards") == 1
 

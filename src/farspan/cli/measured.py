@@ -114,34 +114,40 @@ def print_missing(measured: "Measured", shard: "Shard", console: Terminal, as_js
 
 
 def _print_costs(plans: "Sequence[Planned]", adaptive: bool, console: Terminal) -> None:
-    """Print a table of predicted costs, and what its columns leave out."""
+    """Print a table of predicted costs, a line for each model, method and task, and what its columns leave out."""
+    from farspan.record import by_key
     from farspan.report.export import duration, memory_size
     from farspan.report.runs import short_names
 
     known = [(model, cost) for model, *_, cost in plans if not isinstance(cost, str)]
     costs = [cost for _, cost in known]
     timed = any(cost.seconds is not None for cost in costs)
-    numbers = ["examples", "tokens", "TFLOP", "memory", *(["time"] if timed else [])]
+    cells = by_key((one[:3], (one.length, one.cost)) for one in plans if not isinstance(one.cost, str))
     by_length = any(one.length is not None for one in plans)
-    lines: list[list[str]] = []
     short = short_names(one.model for one in plans)
-    for model, method, what, length, cost in plans:
-        line = [*([short[model]] if len(short) > 1 else []), method, what, *([] if length is None else [f"{length:,}"])]
-        if isinstance(cost, str):
-            lines.append([*line, *[""] * (3 + timed), "refused"])
-            continue
-        line += [f"{cost.num_examples:,}", f"{cost.tokens:,}"]
-        line += [f"{cost.flops / 1e12:,.0f}" if cost.flops >= 1e15 else f"{cost.flops / 1e12:,.3g}"]
-        line += [memory_size(cost.extra_bytes)]
-        lines.append([*line, *([duration(cost.seconds)] if cost.seconds is not None else [])])
+    tasks = [what.partition(":")[0] for what in {what: None for _, _, what in cells}]
+    lines: list[list[str]] = []
+    for (model, method, what), some in cells.items():
+        lengths, each = [length for length, _ in some if length is not None], [cost for _, cost in some]
+        task = what.partition(":")[0]
+        line = [*([short[model]] if len(short) > 1 else []), method]
+        line += [task if by_length and tasks.count(task) == 1 else what]
+        ends = sorted({*lengths[:1], *lengths[-1:]})
+        line += ["–".join(f"{length:,}" for length in ends)] if by_length else [f"{each[0].num_examples:,}"]
+        flops = sum(cost.flops for cost in each)
+        line += [f"{sum(cost.tokens for cost in each):,}"]
+        line += [f"{flops / 1e12:,.0f}" if flops >= 1e15 else f"{flops / 1e12:,.3g}"]
+        line += [memory_size(max(cost.extra_bytes for cost in each))]
+        lines.append([*line, *([duration(sum(cost.seconds or 0.0 for cost in each))] if timed else [])])
     names = [*(["model"] if len(short) > 1 else []), "method", "task"]
-    head = [*names, *(["length"] if by_length else []), *numbers]
+    numbers = ["tokens", "TFLOP", "memory", *(["time"] if timed else [])]
+    head = [*names, "lengths" if by_length else "examples", *numbers]
     begun = any(cost.num_done for cost in costs)
     title = "plan of what this run still lacks" if begun else "plan: nothing is measured yet"
     if adaptive:
         later = "later rounds depend on its rows" if begun else "all may take 2 to 4 times as long"
         title += f"; the first round of --lengths auto: {later}"
-    console.print_table(title, head, lines, num_names=len(names), num_keys=len(head) - len(numbers))
+    console.print_table(title, head, lines, num_names=len(names))
     if len(costs) > 1:
         flops, seconds = sum(cost.flops for cost in costs), sum(cost.seconds or 0.0 for cost in costs)
         total = f"all: {sum(cost.tokens for cost in costs):,} tokens, {flops / 1e12:,.3g} TFLOP"
@@ -160,40 +166,41 @@ def _print_costs(plans: "Sequence[Planned]", adaptive: bool, console: Terminal) 
 
 
 def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> None:
-    """Print a table of predicted costs, or that nothing is left to measure; then each fallback and each reason of a
-    refusal.
+    """Print a table of predicted costs, or that nothing is left to measure; then each fallback and each refusal.
 
     Args:
         adaptive: the plans are of the first round of `--lengths auto`.
     """
     from dataclasses import asdict
 
+    from farspan.record import by_key
     from farspan.report.export import memory_size
 
     console = err if as_json else Terminal()
-    costs = [cost for *_, cost in plans if not isinstance(cost, str)]
-    if not costs or any(cost.num_examples for cost in costs):
+    known = [(f"{model} {method}", cost) for model, method, *_, cost in plans if not isinstance(cost, str)]
+    if any(cost.num_examples for _, cost in known):
         _print_costs(plans, adaptive, console)
-    else:
+    elif known:
         left = "nothing is left to measure"
         if adaptive:
             left = "nothing is left of the first round of --lengths auto, and later rounds depend on its rows"
-        console.print_line(f"plan: {left}; finished rows: {sum(cost.num_done for cost in costs):,}")
-    refused: dict[tuple[str, str], list[str]] = {}
-    slow: dict[str, None] = {}  # each line once
-    for model, method, what, length, cost in plans:
-        if isinstance(cost, str):
-            refused.setdefault((f"{model} {method}, {what}", cost), []).append(f"{length:,}")
-            continue
-        if cost.fallback:
-            slow[f"{model} {method}: read with plain forwards: {cost.fallback}"] = None
+        console.print_line(f"plan: {left}; finished rows: {sum(cost.num_done for _, cost in known):,}")
+    largest = dict(sorted(known, key=lambda one: one[1].extra_bytes))
+    for who, cost in largest.items():
         if cost.parts:
             parts = ", ".join(f"{name.replace('_', ' ')} {memory_size(size)}" for name, size in cost.parts.items())
-            console.print(f"{model} {method}: {parts}", markup=False, highlight=False)
-    for text in slow:
-        console.print_line(text, style="yellow")
-    for (cell, reason), lengths in refused.items():
-        console.print_line(f"{cell} at {', '.join(lengths)}: refused: {reason}", style="red")
+            console.print(f"{who}: {parts}", markup=False, highlight=False)
+    for who, fallback in dict.fromkeys((who, cost.fallback) for who, cost in known if cost.fallback):
+        console.print_line(f"{who}: read with plain forwards: {fallback}", style="yellow")
+    refused = by_key(
+        ((f"{model} {method}", what, cost), f"{length:,}")
+        for model, method, what, length, cost in plans
+        if isinstance(cost, str)
+    )
+    alike = by_key(((what, ", ".join(at), reason), who) for (who, what, reason), at in refused.items())
+    for (what, at, reason), each in alike.items():
+        some = "" if len(each) == len({one[:2] for one in plans}) else f"{'; '.join(each)}, "
+        console.print_line(f"{some}{what} at {at}: refused: {reason}", style="red")
     if as_json:
         cells = [
             {"model": model, "method": method, "what": what}

@@ -197,10 +197,13 @@ def plans(
                     some = _at(examples, part)
                     try:
                         cost = reasons.get(part[0]) or plan_examples(possible.bound, how, lm, some, repeats, **options)
-                        if what.compared and isinstance(cost, Plan):
-                            until, untimed = _at(examples, range(part[0] + 1)), options | {"calibrate": False}
-                            every = plan_examples(possible.bound, how, lm, until, repeats, **untimed)
-                            cost, before = cost.after(before, every), every
+                        if isinstance(cost, Plan):
+                            every = cost
+                            if before is not None:
+                                until, untimed = _at(examples, range(part[0] + 1)), options | {"calibrate": False}
+                                every = plan_examples(possible.bound, how, lm, until, repeats, **untimed)
+                                cost = cost.after(before, every)
+                            before = every
                     except ValueError as error:
                         if not what.compared:
                             raise

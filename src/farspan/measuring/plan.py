@@ -35,15 +35,13 @@ class Plan:
     longest: int = 0  # tokens of the longest context, with those that are scored
     trained_length: int | None = None  # tokens; of the model without the method
 
-    def after(self, before: "Plan | None", every: "Plan") -> "Plan":
+    def after(self, before: "Plan", every: "Plan") -> "Plan":
         """Return the cost that one length adds to the shorter ones, which may share the text that is read.
 
         Args:
-            before: the plan of all shorter lengths; None: there are none.
+            before: the plan of all shorter lengths.
             every: that of all lengths up to this one.
         """
-        if before is None:
-            return self
         flops = every.flops - before.flops
         seconds = self.seconds and self.seconds * flops / self.flops
         return replace(self, tokens=every.tokens - before.tokens, flops=flops, seconds=seconds)
