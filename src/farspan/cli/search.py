@@ -102,20 +102,21 @@ def search_rope(
         picture = draw_search(found)[0]
         console.print_line(f"{found.folder}: {picture.name}" + (f", {found.file.name}" if found.file else ""))
         curve = {"target_text": target_text, "warmup": warmup, "scored": scored}
-        command = (
-            None if found.best is None else compare_command(found, model, factor, settings, curve, loading, repeats)
-        )
-        if command is not None:
-            if not found.best or not found.best.number:
+        command = None
+        if found.best is None:
+            line = f"no candidate costs at most {max_nats:+g} nats inside the window: the nearest costs "
+            line += f"{found.nearest.increase:+.4f}. Raise --max-nats or --evaluations, or lower --factor"
+            err.print_line(line, style="red")
+        elif found.best.memory < 0.0005:  # printed as 0.000
+            line = "no candidate within the bound remembers anything at these lengths. Lower --factor or --lengths"
+            err.print_line(line, style="red")
+        else:
+            command = compare_command(found, model, factor, settings, curve, loading, repeats)
+            if not found.best.number:
                 console.print_line("no candidate within the bound remembers more than untrained YaRN", style="yellow")
             same = " --seed " in command
             where = "on windows of the same texts, which can overlap: give another --text" if same else "on other texts"
             console.print_command(f"{where}:\n{command}")
-        else:
-            nearest = found.nearest
-            line = f"no candidate costs at most {max_nats:+g} nats inside the window: the nearest costs "
-            line += f"{nearest.increase:+.4f}. Raise --max-nats or --evaluations, or lower --factor"
-            err.print_line(line, style="red")
         if as_json:
             print(json.dumps(as_data(found) | {"command": command}))
         if command is None:
