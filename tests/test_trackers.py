@@ -142,13 +142,14 @@ def test_the_runs_of_an_earlier_export_do_not_stay(run: Path, tmp_path: Path, un
     pytest.importorskip("tensorboard")
     (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
     every = read_rows(run)
-    for kept, places in (
-        ({"full"}, ["demo"]),
-        ({one.method for one in every}, ["demo_full", "demo_sinks_window_24_sinks_4"]),
+    for kept, places, more in (
+        ({"full"}, ["demo"], []),
+        ({one.method for one in every}, ["demo_full", "demo_sinks_window_24_sinks_4"], []),
+        ({"full"}, ["demo"], ["--model", "demo"]),
     ):
         lines = [json.dumps(asdict(one)) + "\n" for one in every if one.method in kept]
         (tmp_path / "rows.jsonl").write_text("".join(lines))
-        done = farspan("export", tmp_path, "--to", "tensorboard")
+        done = farspan("export", tmp_path, "--to", "tensorboard", *more)
         assert done.exit_code == 0, done.output
         assert sorted(path.parent.name for path in (tmp_path / "export").rglob("events.*")) == places
 

@@ -76,7 +76,7 @@ def export(
         made = {folder / path.relative_to(place): path for path in formats[to](source, Path(place), **with_dataset)}
         if out is not None and (taken := [path for path in made if path.exists()]):
             raise ValueError(f"{taken[0]} exists: delete it, or choose another folder (out)")
-        if out is None and model is None:
+        if out is None:
             for name in {path.relative_to(folder).parts[0] for path in made} & {*WHOLE}:
                 shutil.rmtree(folder / name, ignore_errors=True)  # a link is not followed
         for path, new in made.items():
