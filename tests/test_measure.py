@@ -126,6 +126,16 @@ def test_out_of_memory_halves_the_chunk_first_then_the_batch(tmp_path: Path) -> 
     assert type(task).calls[1][2] == (80,)
 
 
+def test_examples_read_one_by_one_are_tried_alone_at_once(tmp_path: Path) -> None:
+    task = failing(lambda chunk, size, length: length == 80)
+    type(task).reads_together = False
+    rows = measured(tmp_path, task, batch=4, chunk=64)
+    assert [size for _, size, _ in type(task).calls] == [4, 1]
+    assert sorted((row.repeat, row.length) for row in rows if row.status == "ok") == [
+        (repeat, length) for repeat in range(4) for length in (10, 40)
+    ]
+
+
 def test_what_never_fits_is_a_row_with_a_reason_and_nothing_else_is_lost(tmp_path: Path) -> None:
     task = failing(lambda chunk, size, length: length >= 40)
     rows = measured(tmp_path, task, batch=2)

@@ -221,7 +221,8 @@ def _measure_batches(
     largest_chunk: int,
     longest: Callable[[], int] | None,
 ) -> None:
-    """Measure the missing rows in batches of at most `size`; when memory runs out, in smaller chunks, then batches."""
+    """Measure the missing rows in batches of at most `size`; when memory runs out, in smaller chunks, then batches.
+    Fewer examples that are read one by one need no less memory: they are tried alone, to keep what the others give."""
     queue = _batches(examples, ledger.missing, ledger.rows, size)
     while queue:
         group = queue[0]
@@ -250,7 +251,7 @@ def _measure_batches(
             largest_chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
             notice(f"out of memory: continuing with chunks of {largest_chunk} tokens")
         elif len(group.examples) > 1:
-            size = max(1, len(group.examples) // 2)
+            size = len(group.examples) // 2 if ledger.bound.reads_together else 1
             queue = _batches(examples, ledger.missing, [], size)
             notice(f"out of memory: continuing with {size} repeats together")
         else:
