@@ -34,7 +34,7 @@ def as_plotly(one: Figure) -> dict[str, Any]:
         trace for line in one.lines for trace in (*(_band(line) if one.has_bands else ()), _line(line, one.has_bands))
     ]
     if one.front is not None:
-        corners = dict(zip("xy", map(numbers, one.front.T), strict=True))
+        corners = dict(zip("xy", map(_for_json, one.front.T), strict=True))
         line = {"color": NEUTRAL, "width": 1, "dash": "dash"}
         traces.append({"type": "scatter", "mode": "lines", **corners, "line": line, "hoverinfo": "skip"})
     heights = (bottom + share * (top - bottom) for share in one.failed_heights)
@@ -68,7 +68,7 @@ def _log_axis(of: Sequence[np.ndarray | Sequence[float]]) -> dict[str, Any]:
     margin = 0.06 * np.ptp(values) or 0.3
     low, high = values.min() - margin, values.max() + margin
     at = log_numbers(10**low, 10**high)
-    return {"range": numbers([low, high]), "tickvals": at, "ticktext": [f"{one:,.10g}" for one in at]}
+    return {"range": _for_json([low, high]), "tickvals": at, "ticktext": [f"{one:,.10g}" for one in at]}
 
 
 def on_page(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "lines") -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _heat(one: Heat) -> dict[str, Any]:
         "type": "heatmap",
         "x": list(one.columns),
         "y": list(one.rows),
-        "z": [numbers(row) for row in one.values],
+        "z": [_for_json(row) for row in one.values],
         "text": [[hover(text) for text in row] for row in one.texts],
         "hoverinfo": "text",
         "zmin": one.span[0],
@@ -109,8 +109,8 @@ def _line(line: Line, has_bands: bool) -> dict[str, Any]:
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers" if alone else "lines+markers",
-        "x": numbers(line.x),
-        "y": numbers(line.y),
+        "x": _for_json(line.x),
+        "y": _for_json(line.y),
         "text": [hover(text) for text in line.texts],
         "hoverinfo": "text",
         "marker": marker,
@@ -127,7 +127,7 @@ def _line(line: Line, has_bands: bool) -> dict[str, Any]:
         axis, values = ("error_x", line.x) if line.style == "mark" else ("error_y", line.y)
         first, step = line.marked
         shown = np.arange(len(values)) % step == first
-        down, up = (numbers(np.abs(np.where(shown, end - values, np.nan))) for end in line.ends)
+        down, up = (_for_json(np.abs(np.where(shown, end - values, np.nan))) for end in line.ends)
         if any(end is not None for end in up):
             trace[axis] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2}
     return trace
@@ -143,8 +143,8 @@ def _band(line: Line) -> list[dict[str, Any]]:
         {
             "type": "scatter",
             "mode": "lines",
-            "x": numbers(np.concatenate([x[known], x[known][::-1]])),
-            "y": numbers(np.concatenate([high[known], low[known][::-1]])),
+            "x": _for_json(np.concatenate([x[known], x[known][::-1]])),
+            "y": _for_json(np.concatenate([high[known], low[known][::-1]])),
             "fill": "toself",
             "fillcolor": f"rgba({red},{green},{blue},{0.16 if line.style == 'solid' else 0.09})",
             "line": {"width": 0},
@@ -239,6 +239,6 @@ def hover(lines: Sequence[str]) -> str:
     return "<br>".join([f"<b>{first}</b>", *rest]) if rest else first
 
 
-def numbers(values: np.ndarray | Sequence[float]) -> list[float | None]:
+def _for_json(values: np.ndarray | Sequence[float]) -> list[float | None]:
     """Return numbers for JSON: None for NaN, five digits after the point."""
     return [round(float(value), 5) if np.isfinite(value) else None for value in values]
