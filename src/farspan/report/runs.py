@@ -272,7 +272,8 @@ def _texts(members: Sequence[Member]) -> _Texts:
 def _tasks(source: Source, kinds: Mapping[str, type[Member]]) -> Iterator[tuple[tuple[Any, ...], _Texts, Group]]:
     """Yield each measured task of a run: a key that is the same for comparable tasks of other runs, unless their texts
     differ; its texts; and its group."""
-    by_spec, tasks = rows_of(source.header, source.rows), source.header["settings"]["tasks"]
+    by_spec, methods = rows_of(source.header, source.rows), methods_of(source.header, source.rows)
+    tasks = source.header["settings"]["tasks"]
     labels = {spec: _label(entry, spec, by_spec) for spec, entry in tasks.items()}
     for spec, entry in tasks.items():
         task, kind = entry["task"], kinds.get(entry["task"], Member)
@@ -280,7 +281,7 @@ def _tasks(source: Source, kinds: Mapping[str, type[Member]]) -> Iterator[tuple[
             kind(source, model, method, by_spec.get((spec, model, method), []))
             for model, about in source.header["models"].items()
             if spec in about.get("tasks", {})
-            for method in methods_of(source.header, source.rows)
+            for method in methods
         ]
         members = [one for one in members if one.rows or one is members[0]]  # the first is the baseline
         if (row := next((row for one in members for row in one.rows), None)) is None:
