@@ -228,6 +228,17 @@ def test_an_interrupt_while_a_model_loads_stays_one(monkeypatch: pytest.MonkeyPa
         load("org/model")
 
 
+@pytest.mark.parametrize("kind", [transformers.BertModel, transformers.BertForMaskedLM])
+@pytest.mark.parametrize("weights", [True, False])
+def test_an_encoder_is_refused_as_such(
+    kind: Any, weights: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    saved(tmp_path, tokenizer, kind(transformers.BertConfig(vocab_size=len(tokenizer), **sizes)))
+    with pytest.raises(ValueError, match=r"it is an encoder \(model_type 'bert'\), expected a causal language model"):
+        load(tmp_path, device="cpu", weights=weights)
+
+
 def test_a_file_is_no_model(folder: Path) -> None:
     with pytest.raises(ValueError, match="is a file: give its folder"):
         load(folder / "model.safetensors")

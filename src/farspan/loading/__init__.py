@@ -22,7 +22,7 @@ from transformers.utils import cached_file, extract_commit_hash, logging
 
 from farspan.loading.errors import RefusedError, explained, one_line
 from farspan.loading.places import check_hub, place_of
-from farspan.loading.refusals import check_config, check_windows, refuse_integers, refuse_pickles
+from farspan.loading.refusals import check_causal, check_config, check_windows, refuse_integers, refuse_pickles
 
 LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
 # Models unknown to transformers: the fields of config.json that mark them, and the module that loads them. Its
@@ -137,6 +137,7 @@ def without_weights(
         dtype = stored_dtype(config) or torch.float32
     options: dict[str, Any] = {"dtype": dtype} | _kernel(config, attention)
     with explained(name, "model", "config.json", trust_remote_code), torch.device("meta"):
+        check_causal(config)
         if (own := own_module(config)) is not None:
             model = own.class_of(config)._from_config(config, **options)
         else:
@@ -193,6 +194,8 @@ def load_weights(
         with explained(name, what, "index of weights", trust_remote_code):
             refuse_pickles(place, config, locating(options), revision)
     with explained(name, what, "config.json", trust_remote_code):
+        if kind is AutoModelForCausalLM:
+            check_causal(config)
         try:
             with _transient_bars():
                 model, report = kind.from_pretrained(

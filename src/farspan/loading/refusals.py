@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import PreTrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import cached_file
 
@@ -57,6 +57,17 @@ def check_config(fields: Any, trust_remote_code: bool) -> None:
         )
     if isinstance(fields.get("text_config"), dict):
         check_config(fields["text_config"], trust_remote_code)
+
+
+def check_causal(config: PreTrainedConfig) -> None:
+    """Refuse encoders, which transformers builds as causal models all the same, with new weights where an output head
+    is missing."""
+    decodes = getattr(config, "is_decoder", True) or getattr(config, "is_encoder_decoder", False)
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decodes:
+        raise RefusedError(
+            f"it is an encoder (model_type {config.model_type!r}), expected a causal language model (a decoder), which "
+            "predicts each token from the tokens before it. Choose another model"
+        )
 
 
 def check_windows(config: PreTrainedConfig) -> None:
