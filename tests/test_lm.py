@@ -625,6 +625,9 @@ def test_config_tokenizer_and_weights_are_those_of_the_subfolder(
 def test_the_folder_of_an_adapter_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with refused(r"holds an adapter of PEFT, not a whole model\. Merge it into its base"):
+        load(tmp_path, device="cpu")
+    tiny_config("llama").save_pretrained(tmp_path)
+    with refused(r"holds an adapter of PEFT, not a whole model\. Merge it into its base"):
         load(tmp_path)
 
 

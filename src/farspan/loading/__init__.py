@@ -20,7 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file, extract_commit_hash, logging
 
-from farspan.loading.errors import RefusedError, explained, one_line
+from farspan.loading.errors import RefusedError, explained, one_line, only_adapter
 from farspan.loading.places import check_hub, place_of
 from farspan.loading.refusals import check_causal, check_config, check_windows, refuse_integers, refuse_pickles
 
@@ -63,10 +63,7 @@ def load_config(
     if Path(place).is_dir() and not (folder / "config.json").is_file():
         shown = str(folder if "subfolder" in local else name)
         if (folder / "adapter_config.json").is_file():
-            raise ValueError(
-                f"folder {shown!r} holds an adapter of PEFT, not a whole {what}. Merge it into its base "
-                "(merge_and_unload() of peft), and save the result with its tokenizer in another folder"
-            )
+            raise ValueError(only_adapter(shown, what))
         raise ValueError(f"folder {shown!r} holds no {what}: it has no config.json. Give a folder that holds one")
     with explained(name, what, "config.json", trust_remote_code):
         if not Path(place).is_dir():

@@ -137,6 +137,14 @@ def damaged_json(place: str) -> str | None:
     return None
 
 
+def only_adapter(folder: str, what: str) -> str:
+    """Return the error for a folder with an adapter and no weights of its base."""
+    return (
+        f"folder {folder!r} holds an adapter of PEFT, not a whole {what}. Merge it into its base "
+        "(merge_and_unload() of peft), and save the result with its tokenizer in another folder"
+    )
+
+
 def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -161,6 +169,8 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
                 "convert them, or allow it with allow_pickle=True (--allow-pickle)"
             )
         if "no file named model.safetensors" in message:
+            if (folder / "adapter_config.json").is_file():
+                return only_adapter(name, what)
             return f"folder {name} holds no weights: expected model.safetensors. Copy the weights of the {what} into it"
         return f"folder {name} cannot be loaded: {message.rstrip('.')}. Download it again"
     if folder.is_file():
