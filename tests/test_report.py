@@ -320,11 +320,13 @@ def test_figures_in_which_members_have_no_result_share_one_legend(tmp_path: Path
     lines = [Line(name, [1, 2], [1, 2], index) for index, name in enumerate(("first", "second"))]
     failed = Failed("second", "second: no result, oom", 1, {4: "oom"}, frozenset())
     never = Failed("third", "third: no result, refused", 2, {4: "refused"}, frozenset())
-    figures = Figure("a", "x", "y", lines), Figure("b", "x", "y", lines[:1], failed=[failed, never])
+    also = Failed("third", "third: no result, oom, refused", 2, {4: "refused", 8: "oom"}, frozenset())
+    figures = Figure("a", "x", "y", lines, failed=[also]), Figure("b", "x", "y", lines[:1], failed=[failed, never])
     drawn = draw_grid([figures], tmp_path, "grid")[1].read_text()
-    shown = ["first", "second", "crossed: no result", "third: no result, refused"]
+    shown = ["first", "second", "crossed: no result", "third: no result, oom, refused"]
     assert [drawn.count(f"<!-- {label} -->") for label in shown] == [1, 1, 1, 1]
     assert "second: no result" not in drawn
+    assert drawn.count("<!-- third") == 1
     other = Figure("b", "x", "y", [Line("other", [1, 2], [1, 2], 0)])  # the colour of the first member
     drawn = draw_grid([(figures[0], other)], tmp_path, "apart")[1].read_text()
     assert drawn.count("legend_") == 2

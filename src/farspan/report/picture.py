@@ -1,6 +1,6 @@
 """Pictures in run folders: figures, drawn with matplotlib."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -115,7 +115,11 @@ def draw_grid(
     named = [axes for axes in grid.ravel() if axes.get_legend_handles_labels()[1]]
     if _share_names(drawn):
         shown = {line.index for one in drawn for line in one.lines}
-        failed = {bad.label for one in drawn for bad in one.failed if bad.label and bad.index in shown}
+        failed: dict[str, str] = {}
+        for index, bad in by_key((bad.index, bad) for one in drawn for bad in one.failed if bad.label).items():
+            why = sorted({status for one in bad for at, status in one.statuses.items() if at not in one.partly})
+            line = "crossed: no result" if index in shown else f"{bad[0].name}: no result, {', '.join(why)}"
+            failed |= dict.fromkeys((one.label for one in bad), line)
         if named:
             add_legend(canvas, *named, failed=failed)
     else:
@@ -393,17 +397,17 @@ def _draw_heat(axes: Axes, one: Heat) -> None:
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
 
 
-def add_legend(figure: Canvas, *axes: Axes, failed: Container[str] = ()) -> None:
+def add_legend(figure: Canvas, *axes: Axes, failed: Mapping[str, str] | None = None) -> None:
     """Add a legend below the axes, in as many columns as fit; a label of several axes has the look of the first. Of
     many lines it names only the first: all of them would leave no space for the axes.
 
     Args:
-        failed: labels of members that other axes name: one line explains their crosses.
+        failed: what to write instead of the labels of crosses.
     """
     named: dict[str, Any] = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            named.setdefault("crossed: no result" if label in failed else label, handle)
+            named.setdefault((failed or {}).get(label, label), handle)
     labels, handles = list(named), list(named.values())
     if (more := len(labels) - LEGEND_LINES) > 0:
         labels[LEGEND_LINES:] = [f"and {more:,} more"]
