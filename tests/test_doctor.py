@@ -201,6 +201,15 @@ def test_a_model_that_gives_no_numbers_does_not_run(lm: LM) -> None:
     assert "runs" in failed(diagnose(lm, Spoiling(no_numbers), TEXT))
 
 
+def test_weights_that_are_no_numbers_are_not_a_trace(tokenizer: Any) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    checks = diagnose(wrap(model, tokenizer, "nan"), method("full"), TEXT)
+    assert "runs" in failed(checks)
+    assert of(checks, "no trace").passed
+
+
 @dataclass(frozen=True)
 class NoWindow(Sinks):
     """Sinks that reads everything."""
