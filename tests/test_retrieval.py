@@ -314,8 +314,15 @@ def test_an_index_of_other_documents_is_refused(text: str, index: Index, tmp_pat
     with pytest.raises(ValueError, match=r"cut\.words was 20, now 30"):
         build(text, tmp_path / "index", words=30)
     (Path(text) / "0.txt").write_text("something else")
-    with pytest.raises(ValueError, match="is an index of 5 other documents than the 5 of "):
+    with pytest.raises(ValueError, match="holds an index of other documents: 5, not the 5 of "):
         build(text, tmp_path / "index", words=20)
+
+
+def test_a_file_is_no_folder_for_an_index(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="file is a file, expected a folder: choose another folder"):
+        build(text, tmp_path / "file", words=20)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_the_hash_tells_indexes_apart(text: str, index: Index, tmp_path: Path) -> None:

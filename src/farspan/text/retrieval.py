@@ -40,7 +40,7 @@ from jaxtyping import Float, Int
 
 from farspan.extras import optional_import
 from farspan.files import built, expanded, parse_json, remove_leftovers
-from farspan.record import refuse_differences
+from farspan.record import refuse_differences, refuse_file
 from farspan.schema import check_index
 from farspan.specs import check_known
 from farspan.terminal import report
@@ -234,6 +234,7 @@ def build(
     if tokens is not None and not getattr(tokenizer, "is_fast", False):
         raise ValueError("passages of tokens need a tokenizer that returns the place of each token: give a fast one")
     out = expanded(out)
+    refuse_file(out)
     documents = list(read_texts(text))
     about = {
         "format": FORMAT,
@@ -246,7 +247,7 @@ def build(
     if (out / "index.json").exists():
         remove_leftovers(out.parent)  # of a command that was killed after it had renamed the index
         return _opened(out, text, about)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (out)")
     cut = [_cut(document, words, tokens, tokenizer) for document in documents]
     passages = [piece for pieces in cut for piece in pieces]
@@ -271,8 +272,8 @@ def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
     found = open_index(out)
     if found.about.get("text_hash") != about["text_hash"]:
         raise ValueError(
-            f"{out} is an index of {found.about['documents']:,} other documents than the {about['documents']:,} of "
-            f"{text!r}: choose another folder (out), or delete it"
+            f"{out} holds an index of other documents: {found.about['documents']:,}, not the {about['documents']:,} of "
+            f"{text!r}. Choose another folder (out), or delete it"
         )
     settings = {name: value for name, value in found.about.items() if name not in (encoders.HASH, encoders.CONFIG)}
     refuse_differences(out, "index", settings, about)
