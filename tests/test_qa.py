@@ -217,7 +217,7 @@ def test_questions_with_too_few_passages_are_not_asked(tmp_path: Path, lm: LM) -
     asked = qa(write_lines(tmp_path / "a.jsonl", rows))
     chosen = {asked.questions.index(one.payload.question) for one in asked.examples(lm, (1, 4), 3, 0)}
     assert chosen == {2, 5, 8}
-    with pytest.raises(ValueError, match=r"4 questions with 4 passages are needed .* 3 have as many"):
+    with pytest.raises(ValueError, match=r"4 questions are needed, .* has 3 with at least 4 passages, of .* index"):
         asked.examples(lm, (1, 4), 4, 0)
 
 
@@ -229,6 +229,8 @@ def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm
     rows = measured(tmp_path / "run", lm, asked, lengths=(1,), repeats=10)
     assert {row.scores["in_passages"] for row in rows} == {1.0}
     assert {index.passage(int(row.scores["passages"][0])).split()[5].title() for row in rows} == set(PEOPLE)
+    with pytest.raises(ValueError, match=r"11 questions are needed, and .* has 10: choose fewer \(--repeats\)$"):
+        asked.examples(lm, (1,), 11, 0)
 
 
 def test_demonstrations_are_questions_with_passages(data: str, lm: LM, tmp_path: Path) -> None:

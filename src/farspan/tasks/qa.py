@@ -156,11 +156,11 @@ class BoundQa(Qa, Bound[QaPrompt]):
         """
         fitting = [i for i, one in enumerate(self.questions) if self.opened or len(one.passages) >= lengths[-1]]
         if len(fitting) < repeats:
-            raise ValueError(
-                f"{repeats} questions with {lengths[-1]} passages are needed (--repeats, --lengths); of the "
-                f"{len(self.questions)} questions of {self.data!r}, {len(fitting)} have as many: choose fewer, or name "
-                "an index (index=FOLDER)"
-            )
+            have, fix = f"{self.data!r} has {len(fitting)}", "choose fewer (--repeats)"
+            if not self.opened:
+                have += f" with at least {lengths[-1]} passages, of {len(self.questions)} in all"
+                fix = "choose fewer (--repeats, --lengths), or name an index (index=FOLDER)"
+            raise ValueError(f"{repeats} questions are needed, and {have}: {fix}")
         chosen = np.random.default_rng(seed).permutation(fitting)[:repeats]
         return [self._example(lm, int(which), i, lengths, seed) for i, which in enumerate(chosen)]
 
