@@ -261,6 +261,14 @@ def test_weights_that_the_config_does_not_describe_are_refused(
         load(folder, device="cpu")
 
 
+def test_a_model_without_an_output_matrix_is_named_as_what_it_was_saved(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    classifier = transformers.LlamaForSequenceClassification(tiny_model().config)
+    with pytest.raises(ValueError, match="saved as LlamaForSequenceClassification, and is read as LlamaForCausalLM"):
+        load(saved(tmp_path, tokenizer, classifier), device="cpu")
+
+
 def test_tied_weights_do_not_count_as_missing(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     saved(tmp_path, tokenizer, tiny_model(tie_word_embeddings=True))
     model = load(tmp_path, device="cpu").model
@@ -480,7 +488,7 @@ def test_layers_that_only_draft_tokens_are_left_out(folder: Path) -> None:
         ("rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": "x"}, "config.json: TypeError"),
         ("rope_parameters", {"rope_type": "default", "rope_theta": "x"}, "config.json: TypeError"),
         ("hidden_act", "nope", "'nope' is not known"),
-        ("model_type", "t5", "is not a causal language model known to transformers"),
+        ("model_type", "t5", "is not a causal language model known to transformers .*Give another model, or"),
         ("model_type", "nope", "is not a causal language model known to transformers"),
         ("encoder_config", 5, "config.json"),
         ("sliding_window", "x", "sliding_window = 'x', expected a number of tokens"),

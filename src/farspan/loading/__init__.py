@@ -210,10 +210,10 @@ def load_weights(
             needs = f"attention {attention!r} cannot be used here ({one_line(error)})"
             raise RefusedError(f"{needs}: install what it needs, or leave --attention out") from error
     if missing := sorted(key for key in report["missing_keys"] if not key.startswith(optional)):
-        raise ValueError(
-            f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: "
-            "download it again, or correct its config.json"
-        )
+        fix = "download it again, or correct its config.json"
+        if (saved := getattr(config, "architectures", None)) and saved[0] != type(model).__name__:
+            fix = f"it was saved as {saved[0]}, and is read as {type(model).__name__}. Give another, or {fix}"
+        raise ValueError(f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: {fix}")
     if not getattr(config, "quantization_config", None):
         with explained(name, what, "weights", trust_remote_code):
             refuse_integers(place, locating(options), revision)

@@ -89,7 +89,8 @@ def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> s
     if "Unrecognized" in str(error) or "does not recognize" in str(error):
         message = message.partition(" Model type should be one of")[0].partition(" Should have a")[0]
         message = message.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
-        return f"is not a causal language model known to transformers {transformers.__version__}: {message}"
+        known = f"is not a causal language model known to transformers {transformers.__version__}: {message}"
+        return f"{known}. Give another model, or install a newer transformers"
     if damaged := damaged_json(str(expanded(name))):
         return f"cannot be loaded: {damaged}. Download it again"
     if part == "tokenizer":
