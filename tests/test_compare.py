@@ -3,7 +3,7 @@
 import csv
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -331,6 +331,23 @@ def test_other_examples_are_not_compared() -> None:
     rows = [row("full", f"a{i}", i) for i in range(4)] + [row("better", f"b{i}", i - 3.0) for i in range(4)]
     cell = report.cells(rows, HEADER)[1]
     assert (cell.value is not None, cell.pairs, cell.verdict, cell.p) == (True, 0, "", None)
+
+
+def test_a_table_notes_once_why_cells_have_no_mark(tmp_path: Path) -> None:
+    note = "no mark without shared examples, as of models with another tokenizer than the baseline"
+    rows = [row(how, str(i), i + by + 0.01 * (-1) ** i) for how, by in (("full", 0), ("better", -1)) for i in range(8)]
+    other = [row("worse", f"other {i}", i + 1.0) for i in range(8)]
+    missing = [row("worse", "other", 1.0, status="oom")]
+    models = {"m": HEADER["models"]["m"] | {"name": "m"}}
+    (tmp_path / "run.json").write_text(json.dumps(HEADER | {"models": models, "sessions": []}))
+    for some, noted in (([*rows, *missing], False), ([*rows, *other], True)):
+        table, _ = write_comparison(report.cells(some, HEADER), tmp_path)
+        assert table.read_text().count(note) == noted
+        more = {"accuracy": 0.5, "scored": 4}
+        whole = [asdict(one) | {"repeat": i % 8, "scores": one.scores | more} for i, one in enumerate(some)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in whole))
+        page, *_ = write_report([tmp_path], tmp_path / "page")
+        assert page.read_text().count(f"after Holm; {note}.") == noted
 
 
 def test_what_a_model_or_method_refuses_is_a_row_that_says_so_and_the_others_go_on(

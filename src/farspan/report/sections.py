@@ -15,7 +15,7 @@ from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_
 from farspan.report.interactive import colour, on_page
 from farspan.report.notices import notices
 from farspan.report.runs import TEXTS, Group, Source, short_names
-from farspan.report.tables import WINS, cost_tables, direction, marked, wins
+from farspan.report.tables import WINS, cost_tables, direction, marked, unpaired, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
@@ -96,6 +96,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "costs": [{"title": title, "head": head, "lines": lines} for title, head, lines in cost_tables(cells)],
         "level": LEVEL,
         "more": [WINS] if compared else [],
+        "unpaired": unpaired(cells),
         "lines": [
             _line(mine, index, trained, [wins(mine, cells)] if compared else []) for index, mine in enumerate(members)
         ],

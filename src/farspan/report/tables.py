@@ -140,7 +140,17 @@ def legend(found: Sequence[Cell]) -> str:
     first = f"{marks}: paired over the same examples, p < {LEVEL} after Holm"
     if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
         first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
+    first += unpaired(found)
     return f"{first}; {WINS}: how many of each{MORE if any(0 < cell.n < FEW for cell in found) else ''}"
+
+
+def unpaired(found: Sequence[Cell]) -> str:
+    """Return why cells with a result have no mark beside one of the baseline; "" if there are none."""
+    known = {cell.length for cell in found if cell.whose == found[0].whose and cell.value is not None}
+    others = (cell for cell in found if cell.whose != found[0].whose and cell.value is not None)
+    if all(cell.pairs for cell in others if cell.length in known):
+        return ""
+    return "; no mark without shared examples, as of models with another tokenizer than the baseline"
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
