@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from farspan import files
@@ -53,10 +54,13 @@ class LogFile(TrainerCallback):
 
 
 class Steps(TrainerCallback):
-    """Report each step with the last logged loss, and each measurement, to a TrainingWatch."""
+    """Report each step with the last logged loss, and each measurement, to a TrainingWatch; with the first one, that
+    the weights will be rounded to `dtype`."""
 
-    def __init__(self, watch: TrainingWatch) -> None:
+    def __init__(self, watch: TrainingWatch, dtype: torch.dtype = torch.float32) -> None:
+        short = str(dtype).removeprefix("torch.")
         self.watch, self.loss = watch, ""
+        self.note = "" if dtype == torch.float32 else f" (weights in training; saved ones are rounded to {short})"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watch.notice(f"training steps {state.global_step + 1:,} to {state.max_steps:,}")
@@ -69,7 +73,8 @@ class Steps(TrainerCallback):
         if "loss" in logs:
             self.loss = loss_in_words(logs["loss"], parts_of(logs))
         if measured := _measured(logs):
-            self.watch.notice(f"step {state.global_step:,}: {measured}")
+            self.watch.notice(f"step {state.global_step:,}: {measured}{self.note}")
+            self.note = ""
 
 
 def parts_of(logged: Mapping[str, Any]) -> dict[str, float]:

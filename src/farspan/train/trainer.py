@@ -218,9 +218,9 @@ def run(
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
     interrupts = SavesWhenInterrupted(watch.notice)
-    reports = [LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), Intervals(), interrupts]
-    use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
+    reports = [LogFile(out / "log.jsonl"), Steps(watch, dtype), checkpoints.Clock(before), Intervals(), interrupts]
+    use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # the Trainer turns it off
     trainer: CheckpointTrainer = (TermsTrainer if options else CheckpointTrainer)(
         model=model,
         args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None, watch=watch),
@@ -243,9 +243,6 @@ def run(
         trainer.restore(finished, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
-        if dtype != torch.float32 and (callbacks or held_out is not None):
-            short = str(dtype).removeprefix("torch.")
-            watch.notice(f"measurements are of the weights in training; the saved ones are rounded to {short}")
         for callback in callbacks:
             callback.attach(trainer)
         with interrupts.active(), engines.products(trainer.args):
