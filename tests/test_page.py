@@ -452,6 +452,25 @@ def test_settings_and_provenance_are_on_the_page(tmp_path: Path) -> None:
     assert "farspan curve 'a model'" in shown.texts
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["/home/me/.venv/bin/farspan", "curve", "m"], "farspan curve m"),
+        (["/home/me/src/farspan/__main__.py", "curve", "m"], "farspan curve m"),
+        (["mine.py", "a b"], "mine.py 'a b'"),
+    ],
+)
+def test_a_report_names_farspan_and_not_the_place_of_its_program(
+    command: list[str], expected: str, tmp_path: Path
+) -> None:
+    folder = run(tmp_path / "run", rows())
+    header = json.loads((folder / "run.json").read_text())
+    header["sessions"][0]["command"] = command
+    (folder / "run.json").write_text(json.dumps(header))
+    page(tmp_path / "out", folder)
+    assert f"rows; {expected}\n" in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_every_text_of_a_run_has_its_hashes(tmp_path: Path) -> None:
     measured = [
         replace(one, settings=one.settings | {"target_hash": target, "prefix_hash": f"{target} {prefix}"})
