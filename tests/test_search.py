@@ -339,7 +339,7 @@ def test_json_is_one_line_alone_on_stdout() -> None:
 def test_a_search_in_which_nothing_is_remembered_suggests_no_comparison(model: Path) -> None:
     done = farspan_cli("search", "rope", model, *COMMAND.split(), "--json")
     assert done.exit_code == 1
-    assert "no candidate within the bound remembers anything at these lengths. Lower --factor or --len" in done.stderr
+    assert "no candidate remembers anything at these lengths. Lower --factor or --lengths" in done.stderr
     found = json.loads(done.stdout)
     assert (found["best"]["by_length"], found["command"]) == ([0.0, 0.0, 0.0], None)
 

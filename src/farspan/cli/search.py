@@ -108,8 +108,7 @@ def search_rope(
             line += f"{found.nearest.increase:+.4f}. Raise --max-nats or --evaluations, or lower --factor"
             err.print_line(line, style="red")
         elif found.best.memory < 0.0005:  # printed as 0.000
-            line = "no candidate within the bound remembers anything at these lengths. Lower --factor or --lengths"
-            err.print_line(line, style="red")
+            err.print_line("no candidate remembers anything at these lengths. Lower --factor or --lengths", style="red")
         else:
             command = compare_command(found, model, factor, settings, curve, loading, repeats)
             if not found.best.number:
