@@ -352,7 +352,12 @@ def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("recall", "--length", 40, "--points", 3), ("curve", "--lengths", 40, "--depths", 3)]
+    "command",
+    [
+        ("recall", "--length", 40, "--points", 3),
+        ("recall", "--lengths", 40, "--points", 3),
+        ("curve", "--lengths", 40, "--depths", 3),
+    ],
 )
 def test_short_texts_have_depths_too(command: tuple[object, ...], models: Path) -> None:
     name, *options = command
@@ -472,6 +477,18 @@ def test_what_is_misspelled_is_refused_before_torch_is_imported(arguments: tuple
     assert (found.returncode, found.stdout) == (2, "False\n"), found.stderr
     assert said in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "about"), [("methods", "sinks", "2309.17453"), ("tasks", "own", "argmax_w")]
+)
+def test_one_method_or_task_is_described_in_full(command: str, name: str, about: str) -> None:
+    shown = done(farspan(command, name)).stdout
+    assert about in shown
+    assert not {"topk", "passkey"} & set(shown.split())
+    (one,) = last_line(farspan(command, name, "--json"))[command]
+    assert one["name"] == name
+    assert f"{command[:-1]} 'nme' is unknown; known are" in refused(farspan(command, "nme"))
 
 
 @pytest.mark.parametrize(("command", "known"), [("methods", METHODS), ("tasks", TASKS)])

@@ -111,7 +111,17 @@ def recall(
     text: Text = "builtin",
     target_text: TargetTexts = None,
     prefix_text: PrefixTexts = None,
-    length: Annotated[int | None, count(LENGTHS, "Tokens of the text; default: what fits the trained length.")] = None,
+    length: Annotated[
+        int | None,
+        option(
+            LENGTHS,
+            "Tokens of the text; default: what fits the trained length.",
+            "--length",
+            "--lengths",
+            min=1,
+            metavar="N",
+        ),
+    ] = None,
     points: Annotated[int, count(LENGTHS, "Depths in the text, evenly spaced.", 2, 1000)] = 16,
     repeats: Annotated[int | None, option(LENGTHS, "Texts; default 10.", metavar="N")] = None,
     seed: Seed = 0,

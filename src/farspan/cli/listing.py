@@ -2,17 +2,22 @@
 
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from farspan.cli.messages import one_line_errors
 from farspan.cli.options import AsJson
 from farspan.terminal import Terminal
 
+Named = Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this one only, in full.")]
 
-def methods(as_json: AsJson = False) -> None:
-    """List the methods of reading with their settings.
+
+def methods(name: Named = None, *, as_json: AsJson = False) -> None:
+    """List the methods of reading with their settings, or describe one.
 
     Optional settings are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
     A method is written as METHOD:SETTING=VALUE,SETTING=VALUE; several are joined by +.
@@ -20,11 +25,11 @@ def methods(as_json: AsJson = False) -> None:
     with one_line_errors():
         from farspan.methods import METHODS
 
-        _list("method", METHODS, as_json)
+        _list("method", METHODS, name, as_json)
 
 
-def tasks(as_json: AsJson = False) -> None:
-    """List the tasks with their settings.
+def tasks(name: Named = None, *, as_json: AsJson = False) -> None:
+    """List the tasks with their settings, or describe one.
 
     Optional settings are in brackets: [SETTING=DEFAULT|OTHERS], or [SETTING: VALUES] and [SETTING] without a default.
     A task is written as TASK:SETTING=VALUE,SETTING=VALUE. A length counts tokens, unless another unit is named.
@@ -32,14 +37,18 @@ def tasks(as_json: AsJson = False) -> None:
     with one_line_errors():
         from farspan.tasks import TASKS
 
-        _list("task", TASKS, as_json)
+        _list("task", TASKS, name, as_json)
 
 
-def _list(noun: str, kinds: Mapping[str, type], as_json: bool) -> None:
+def _list(noun: str, kinds: Mapping[str, type], only: str | None, as_json: bool) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    found = [_described(name, kind) for name, kind in kinds.items()]
+    from farspan.specs import check_known
+
+    if only is not None:
+        check_known(noun, only, kinds)
+    found = [_described(name, kind) for name, kind in kinds.items() if only in (None, name)]
     if as_json:
         print(json.dumps({f"{noun}s": found}))
         return
@@ -56,6 +65,10 @@ def _list(noun: str, kinds: Mapping[str, type], as_json: bool) -> None:
         about = one["about"] if unit == "tokens" else f"{one['about']} A length counts {unit}."
         table.add_row(one["name"], " ".join(written), about)
     Terminal().print(table)
+    if only is not None:
+        about = inspect.getdoc(inspect.getmodule(kinds[only])) or ""
+        about = re.sub(r"(?<=\S)\n(?=[^\s`-])", " ", about)  # formulas, tables and lists keep their lines
+        Terminal().print(about, markup=False, highlight=False)
 
 
 def _described(name: str, kind: Any) -> dict[str, Any]:
