@@ -647,7 +647,7 @@ def test_a_long_name_is_cut_where_it_is_refused() -> None:
         (("--attention", "flash_attention_3"), "'flash_attention_3' cannot be used here.* leave --attention out"),
         (
             ("--lengths", "100000"),
-            r"text 'text\.txt' has .* give a text of at least .* tokens, a smaller longest length \(at most",
+            r"text 'text\.txt' has .* give a text of at least .* tokens, or a smaller longest length \(at most",
         ),
         (("--out", "."), "is not empty and holds no run"),
         (("--device", "gpu"), "device 'gpu' cannot be used"),

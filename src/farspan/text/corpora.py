@@ -149,12 +149,14 @@ class Corpus:
         per_document = sizes // length
         if (there := int(per_document.sum())) < least:
             most = int(sizes.sum()) // least - beside
-            shorter = f", a smaller longest length (at most {most:,} here)" if most > 0 else ""
-            fewer = " or fewer repeats" if there else ""
+            fixes = [f"give a text of at least {least * length:,} tokens"]
+            fixes += [f"a smaller longest length (at most {most:,} here)"] * (most > 0) + ["fewer repeats"] * bool(
+                there
+            )
             windows = "1 window" if there == 1 else f"{there} windows"
             raise ValueError(
                 f"text {self.name!r} has {int(sizes.sum()):,} tokens, {windows} of {length:,}; {least} are needed: "
-                f"give a text of at least {least * length:,} tokens{shorter}{fewer}"
+                f"{', or '.join(fixes)}"
             )
         order = rng.permutation(np.flatnonzero(per_document))
         slots = {document: rng.permutation(per_document[document]) for document in order}
