@@ -568,7 +568,7 @@ def test_runs_that_are_no_baseline_are_refused(baseline: Path, tmp_path: Path) -
     assert "none of the 48 rows has a result, first: oom: no memory" in refused(farspan("check", old, "demo"))
     both = [*rows, *(row | {"model": "second"} for row in rows)]
     write_lines(old / "rows.jsonl", both)
-    assert "holds 2 models (demo, second): name one" in refused(farspan("check", old, "demo"))
+    assert "holds 2 models (demo, second): name one with --baseline-model" in refused(farspan("check", old, "demo"))
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def repeatable(source: Source) -> Source:
     models = list(dict.fromkeys(row.model for row in source.rows))
     if len(models) > 1:
         raise ValueError(
-            f"{source.folder} holds {len(models)} models ({', '.join(models)}): name one (check: --baseline-model, "
-            "export: --model)"
+            f"{source.folder} holds {len(models)} models ({', '.join(models)}): name one with --baseline-model, or in "
+            "`farspan export` with --model"
         )
     trained = {name: about.get("trained_length") for name, about in read_header(source.folder)["models"].items()}
     if source.header["settings"]["lengths"] in FROM_CONTEXT and len(set(trained.values())) > 1:
