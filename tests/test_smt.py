@@ -617,7 +617,7 @@ def test_the_kept_rows_are_those_of_the_page(
     monkeypatch.syspath_prepend(path.parent)
     names = runpy.run_path(str(path))
     page, found = path.with_suffix(".md").read_text(), names["recorded_models"]()
-    lines = {line.split(" | ")[0]: line for table in names["expectation_tables"](found) for line in table.splitlines()}
+    lines = {line.split(" | ")[0]: line for table in names["perplexity_tables"](found) for line in table.splitlines()}
     for name in ("base", "smt", "smt + streaming", "yarn-repeat", "unmixed"):
         assert lines[f"| {name}"] in page.replace("**", ""), name
     names["against_yarn"](names["recorded_pairs"]())
