@@ -437,7 +437,7 @@ def test_costs_need_not_be_measured_again(tmp_path: Path) -> None:
     run, task = tmp_path / "base", "perplexity:target_tokens=8"
     library.measure("demo", "full", task, **MEASURED, lengths=32, repeats=5, cost=True, out=run)
     done = farspan("check", run, "demo", "--no-cost", "--out", tmp_path / "run", *CPU)
-    assert "cost is not compared: the model has none" in done.stdout
+    assert "cost is not compared: that of the model was not measured" in done.stdout
     assert {row.task for row in read_rows(run)} == {"perplexity", "cost"}
     assert {row.task for row in read_rows(tmp_path / "run")} == {"perplexity"}
 

@@ -100,7 +100,7 @@ def test_a_model_that_was_trained_uses_its_context(demo: LM) -> None:
 def test_a_model_that_cannot_copy_is_not_blamed_on_the_method(lm: LM) -> None:
     context = of(diagnose(lm, Full(), TEXT), "context")
     assert context.passed is None
-    assert "does not copy with full attention either" in context.note
+    assert "even with full attention the model does not copy" in context.note
 
 
 # those that do not

@@ -34,6 +34,7 @@ def index(
         import time
 
         from farspan.loading import load_tokenizer
+        from farspan.report.export import counted, memory_size
         from farspan.text.retrieval import ENCODER, WORDS, build
 
         if (passage_tokens is None) != (tokenizer is None):
@@ -61,8 +62,8 @@ def index(
             "seconds": round(time.perf_counter() - started, 2),
         }
         line = (
-            f"{summary['passages']:,} passages of {summary['documents']:,} documents in {out}, "
-            f"{summary['bytes'] / 2**20:,.0f} MiB, {summary['seconds']} s"
+            f"{counted(len(built), 'passage')} of {counted(summary['documents'], 'document')} in {out}, "
+            f"{memory_size(summary['bytes'])}, {summary['seconds']} s"
         )
         console = err if as_json else Terminal()
         console.print_line(line)

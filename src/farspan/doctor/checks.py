@@ -214,7 +214,7 @@ def context(subject: Subject, reader: Reader) -> Check:
     if largest(*given) <= (subject.tolerance_of_one if subject.exact else 0.0):
         return Check("context", False, 0.0, allowed, "the tokens already read change no score")
     if by_full[0] <= max(4 * by_full[1], 0.1):  # without a gain far beyond chance the check proves nothing
-        note = f"the context is seen, but the model does not copy with full attention either ({by_full[0]:.2f} nats)"
+        note = f"the context is seen, but even with full attention the model does not copy ({by_full[0]:.2f} nats)"
         return Check("context", None, measured, allowed, note)
     note = f"nats per token by which a copy of {string} random tokens is easier ({by_full[0]:.2f} with full)"
     return Check("context", gain > 2 * error, measured, allowed, note)

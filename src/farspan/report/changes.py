@@ -144,7 +144,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
     elif not cost_rows(now):
-        remarks.append("cost is not compared: the model has none")
+        remarks.append("cost is not compared: that of the model was not measured")
     elif different:
         remarks.append(f"cost is not compared: the runs or their sessions differ in {', '.join(different)}")
     else:
