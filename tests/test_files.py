@@ -149,6 +149,26 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one
     assert names(tmp_path) == [f"{PREFIX}link", "other"]
 
 
+def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock makes sure of its folder: mkdir finds it, and then it is gone."""
+    make, removed = os.mkdir, list[str]()
+
+    def mkdir(path: str, *rest: int) -> None:
+        if Path(path).name.startswith(PREFIX) and Path(path).exists() and not removed:
+            removed.append(str(path))
+            Path(path).rmdir()
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        make(path, *rest)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    write(tmp_path / "a", "whole")
+    assert len(removed) == 1
+    assert (tmp_path / "a").read_text() == "whole"
+    assert names(tmp_path) == ["a"]
+
+
 def test_a_lock_is_held_until_its_block_ends(tmp_path: Path) -> None:
     with locked(tmp_path / "lock"), pytest.raises(ValueError, match="is being written by another process"):
         locked(tmp_path / "lock")

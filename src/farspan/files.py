@@ -243,7 +243,7 @@ def _beside(parent: Path) -> Iterator[Path]:
         place = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
         try:
             lock = locked(place / LOCK)
-        except (ValueError, FileNotFoundError):
+        except (ValueError, FileNotFoundError, FileExistsError):  # the last if it vanishes while mkdir finds it
             continue  # another process removed it as a leftover between these lines
         break
     try:
