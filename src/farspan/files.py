@@ -243,8 +243,10 @@ def _beside(parent: Path) -> Iterator[Path]:
         place = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
         try:
             lock = locked(place / LOCK)
-        except (ValueError, FileNotFoundError, FileExistsError):  # the last if it vanishes while mkdir finds it
-            continue  # another process removed it as a leftover between these lines
+        except (ValueError, FileNotFoundError, FileExistsError):
+            # another process removed it as a leftover between these lines; FileExistsError: while filelock, which makes
+            # the folder of a lock if it is missing, looked at it
+            continue
         break
     try:
         with lock:

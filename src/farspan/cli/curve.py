@@ -113,14 +113,7 @@ def recall(
     prefix_text: PrefixTexts = None,
     length: Annotated[
         int | None,
-        option(
-            LENGTHS,
-            "Tokens of the text; default: what fits the trained length.",
-            "--length",
-            "--lengths",
-            min=1,
-            metavar="N",
-        ),
+        count(LENGTHS, "Tokens of the text; default: what fits the trained length.", names=("--length", "--lengths")),
     ] = None,
     points: Annotated[int, count(LENGTHS, "Depths in the text, evenly spaced.", 2, 1000)] = 16,
     repeats: Annotated[int | None, option(LENGTHS, "Texts; default 10.", metavar="N")] = None,

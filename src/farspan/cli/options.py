@@ -58,8 +58,8 @@ def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
 
 
-def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any:
-    return option(panel, help, min=least, max=most, metavar="N")
+def count(panel: str, help: str, least: int = 1, most: int | None = None, names: Sequence[str] = ()) -> Any:
+    return option(panel, help, *names, min=least, max=most, metavar="N")
 
 
 def of_method(help: str) -> Any:

@@ -128,8 +128,8 @@ def set_context(model: Any, tokens: int) -> None:
     """Set `max_position_embeddings` in the config of `model`, whose RoPE stays as it is: that of type YaRN without a
     factor has the ratio of this limit to the original one."""
     config = model.config.get_text_config(decoder=True)
-    for parameters in (_parameters(model), *_parameters(model).values()):
-        if isinstance(parameters, dict) and parameters.get("rope_type") == "yarn" and parameters["factor"] is None:
+    for parameters in _each_parameters(model):
+        if parameters.get("rope_type") == "yarn" and parameters["factor"] is None:
             parameters["factor"] = config.max_position_embeddings / parameters["original_max_position_embeddings"]
     config.max_position_embeddings = tokens
 
@@ -177,8 +177,7 @@ def rope_precision(model: Any) -> set[torch.dtype]:
 
 def length_dependent_rope(model: Any) -> str | None:
     """Return the model's RoPE scaling if it depends on the text's length, which makes cached keys stale; else None."""
-    rope = _parameters(model)
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+    for parameters in _each_parameters(model):
         if parameters.get("rope_type") in LENGTH_DEPENDENT:
             return str(parameters["rope_type"])
     return None
@@ -187,6 +186,13 @@ def length_dependent_rope(model: Any) -> str | None:
 def _parameters(model: Any) -> dict[str, Any]:
     """Return `rope_parameters` of a config, with a dict for each kind of layer if they differ; empty without RoPE."""
     return getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+
+
+def _each_parameters(model: Any) -> Iterator[dict[str, Any]]:
+    """Yield `rope_parameters` of a config, and those in it of each kind of layer."""
+    parameters = _parameters(model)
+    yield parameters
+    yield from (value for value in parameters.values() if isinstance(value, dict))
 
 
 def rope_frequencies(model: Any) -> Iterator[tuple[str, Tensor]]:

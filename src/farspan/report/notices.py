@@ -90,7 +90,7 @@ def unfinished(source: Source) -> str:
     models = list(source.header["models"])
     whose = models[0] if len(models) == 1 else f"{len(models)} models"
     count = f"{missing:,} of the {planned:,} rows planned for {whose}" if is_exact else f"at least {missing:,} rows"
-    given = filter(None, map(options_of, source.header["sessions"]))
+    given = filter(None, map(_options_of, source.header["sessions"]))
     commands = [shlex.join(["farspan", *_into(source.folder, options)]) for options in given]
     fix = f"`{commands[-1]}` measures them" if commands else "Repeat its command to measure them"
     if len({*commands}) > 1:
@@ -114,11 +114,17 @@ def _into(folder: Path, words: list[str]) -> list[str]:
     return words if is_here else [*words[:place], str(folder), *words[place + 1 :]]
 
 
-def options_of(session: Mapping[str, Any]) -> list[str]:
+def _options_of(session: Mapping[str, Any]) -> list[str]:
     """Return the options of a session's farspan command; [] if Python called farspan."""
     program, *options = map(str, session.get("command") or [""])
     is_farspan = Path(program).stem == "farspan" or Path(program).parts[-2:] == ("farspan", "__main__.py")
     return options if is_farspan else []
+
+
+def command_of(session: Mapping[str, Any]) -> str:
+    """Return a session's farspan command as one would type it; "" if Python called farspan."""
+    options = _options_of(session)
+    return shlex.join(["farspan", *options]) if options else ""
 
 
 def _planned(source: Source) -> tuple[int, int, bool]:

@@ -13,7 +13,7 @@ from farspan.report.export import bounds, counted, details_of, p_value, written_
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, on_page
-from farspan.report.notices import notices, options_of
+from farspan.report.notices import command_of, notices
 from farspan.report.runs import TEXTS, Group, Source, short_names
 from farspan.report.tables import WINS, cost_tables, direction, marked, unpaired, wins
 from farspan.report.task_report import TaskReport
@@ -202,9 +202,7 @@ def _provenance(source: Source) -> dict[str, Any]:
                 texts.setdefault(f"{row.settings.get(name)} ({kind})", {})[found] = None
     sessions = [
         {
-            "command": shlex.join(
-                ["farspan", *options] if (options := options_of(session)) else map(str, session.get("command", []))
-            ),
+            "command": command_of(session) or shlex.join(map(str, session.get("command", []))),
             "details": list(_in_words({name: value for name, value in session.items() if name != "command"})),
         }
         for session in header["sessions"]

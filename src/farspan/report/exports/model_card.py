@@ -1,6 +1,5 @@
 """A section for a model card: tables of what was measured, the pictures, and how to repeat it."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from farspan.report.curves import HEADLINE, spoken
 from farspan.report.export import counted, markdown_table, plain, with_interval
 from farspan.report.exports.numbers import Number, numbers_of
 from farspan.report.kinds import MEMBERS, reports
-from farspan.report.notices import options_of
+from farspan.report.notices import command_of
 from farspan.report.runs import Source, grouped, short_names
 from farspan.terminal import shown
 
@@ -48,8 +47,7 @@ def _section(
 
 def _command(session: Mapping[str, Any]) -> str:
     """Return the version of farspan and the command of a session."""
-    command = shlex.join(["farspan", *options]) if (options := options_of(session)) else ""
-    version = session.get("packages", {}).get("farspan", "unknown")
+    command, version = command_of(session), session.get("packages", {}).get("farspan", "unknown")
     return f"farspan {plain(version)}{': ' if command else ''}{plain(command)}"
 
 
