@@ -17,7 +17,7 @@ from farspan.train import mining
 from farspan.train.draws import Drawn, Recurrences, draw_named
 from farspan.train.mining import mined, recurring, windows
 from farspan.train.progress import TrainingWatch
-from farspan.train.smt import train
+from farspan.train.smt import SmtSettings, train
 from farspan.train.windows import SparseRows
 
 from tiny import CODE, interrupted, nats_of, refused
@@ -217,6 +217,25 @@ def every_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
+def stored(folder: Path) -> Any:
+    return json.loads((folder / "recurrences.json").read_text())
+
+
+def stop_mining(chosen: SmtSettings, windows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C while a training mines, after so many windows."""
+    left, key_places = iter(range(windows)), mining.key_places
+
+    def stopping(task: Any, reader: Any, window: np.ndarray) -> list[int]:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return key_places(task, reader, window)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mining, "key_places", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen)
+
+
 def test_a_training_mines_once_and_a_stopped_one_continues_with_the_same_rows(
     settings: Make,  # noqa: F811
     counted: list[int],
@@ -229,22 +248,52 @@ def test_a_training_mines_once_and_a_stopped_one_continues_with_the_same_rows(
     assert read > 0
     with interrupted(counted, 7):
         train(settings("stopped", draw))
-    stored = json.loads((tmp_path / "stopped" / "recurrences.json").read_text())
-    assert len(stored) > 10
+    assert sum(len(one["pairs"]) for one in stored(tmp_path / "stopped")["windows"]) > 10
     train(settings("stopped", draw))
     assert len(every_place) == 2 * read  # not a third time
     assert losses(settings("stopped", draw)) == losses(settings("whole", draw))
 
 
-def test_mentions_of_a_training_that_did_not_begin_are_mined_again(
+@pytest.mark.parametrize(
+    "changed",
+    ["smt.draw=recurrences:ngram=3", "trainer.seed=1", "model.window=48", "model.rope=rope:type=yarn,factor=2"],
+)
+def test_mentions_of_other_settings_are_mined_again(
+    settings: Make,  # noqa: F811
+    every_place: list[int],
+    changed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    common = "smt.draw=recurrences:ngram=2", "trainer.steps=6", "lengths.by=48"
+    stop_mining(settings("a", *common, changed), 1, monkeypatch)
+    before, _ = stored(tmp_path / "a"), every_place.clear()
+    train(settings("a", *common))
+    after = stored(tmp_path / "a")
+    assert before["of"] != after["of"]
+    assert len(every_place) == len(after["windows"])
+
+
+def test_mining_that_was_stopped_continues_with_the_next_window(
     settings: Make,  # noqa: F811
     every_place: list[int],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "recurrences.json").write_text("[[1, 2]]")
-    train(settings("a", "smt.draw=recurrences:ngram=2", "trainer.steps=6", "lengths.by=48"))
-    assert len(json.loads((tmp_path / "a" / "recurrences.json").read_text())) > 10
+    chosen = "smt.draw=recurrences:ngram=2", "trainer.steps=6", "lengths.by=48"
+    train(settings("whole", *chosen))
+    whole, _ = stored(tmp_path / "whole"), every_place.clear()
+    stop_mining(settings("stopped", *chosen), 2, monkeypatch)
+    assert stored(tmp_path / "stopped")["windows"] == whole["windows"][:2]
+    lines: list[str] = []
+    train(settings("stopped", *chosen), TrainingWatch(notice=lines.append))
+    assert stored(tmp_path / "stopped") == whole
+    assert len(every_place) == len(whole["windows"]) > 3
+    assert sum("windows read, " in line for line in lines) == len(every_place) - 2
+    found = sum(len(one["pairs"]) for one in whole["windows"])
+    assert any(
+        f"{len(every_place)} of {len(every_place)} windows read, {found:,} recurrences" in line for line in lines
+    )
 
 
 def test_a_plan_names_the_number_of_mentions_and_stores_nothing(
@@ -259,11 +308,11 @@ def test_a_plan_names_the_number_of_mentions_and_stores_nothing(
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "[[1]]", "[[1, 2"])
-def test_damaged_mentions_are_named(content: str, tmp_path: Path) -> None:
-    (tmp_path / "r.json").write_text(content)
-    with refused(r"r\.json"):
-        mining.kept(tmp_path / "r.json", lambda: np.zeros((1, 2), np.int64), read=True)
+def test_damaged_mentions_are_named(settings: Make, every_place: list[int], tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "recurrences.json").write_text("[[1, 2")
+    with refused(r"recurrences\.json"):
+        train(settings("a", "smt.draw=recurrences:ngram=2"))
 
 
 def test_nothing_is_trained_where_nothing_is_found(settings: Make, tmp_path: Path) -> None:  # noqa: F811

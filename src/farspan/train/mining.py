@@ -6,14 +6,17 @@ place before the short context at which the same `ngram` tokens end. The model i
 trained, under the RoPE with which the training begins.
 
 The corpus is cut into windows inside documents. Windows are read in random order until there are `tokens` of them. The
-result is a function of the model, the corpus and the seed.
+result is a function of the model, the corpus and the seed. What is found is stored after each window, so that mining
+that was stopped continues, and a training that continues has the rows that it began with, also on a machine that rounds
+otherwise.
 """
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -26,47 +29,85 @@ from farspan.record import by_key
 from farspan.stats import unpacked
 from farspan.tasks.base import Example
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
-from farspan.terminal import report
 from farspan.text.corpora import Corpus
 from farspan.train.draws import Recurrences
+from farspan.train.progress import Notice
 
 Pairs = Int[np.ndarray, "pairs 2"]  # the earlier and the later place, in the tokens of a corpus
 FEWEST = 4  # short contexts in a window; of a shorter one, few tokens have a longer context
 
 
-def mined(lm: LM, corpus: Corpus, draw: Recurrences, *, row: int, longest: int, head: int, seed: int) -> Pairs:
+def mined(
+    lm: LM,
+    corpus: Corpus,
+    draw: Recurrences,
+    *,
+    row: int,
+    longest: int,
+    head: int,
+    seed: int,
+    file: Path | None = None,
+    notice: Notice = lambda line: None,
+) -> Pairs:
     """Return the mentions that the model finds in a corpus, in the order in which its windows are read.
 
     Args:
         row: tokens of a training row. The short context is half of it, or an eighth of the long one if that is less.
         longest: tokens of the long context, the separator included.
         head: tokens of the separator in a training row.
+        file: where the mentions are stored; windows in it are not read again, unless they are of other arguments.
+        notice: called with lines about the progress.
 
     Raises:
-        ValueError: the model finds none.
+        ValueError: the model finds none, or a damaged file.
     """
     short = min(row // 2, max(1, longest // 8))
     task = BoundLongPPL(how=LongPPL(targets="all", short=short, block=short), text=corpus)
     cut = list(windows(corpus, longest - len(lm.separator.ids), FEWEST * short, draw.tokens, seed))
     read = sum(end - begin for begin, end in cut)
-    report(f"text {corpus.name!r}: reading {read:,} tokens for recurrences")
-    pairs, keys = [], 0
+    model = {"model": lm.identity["fingerprint"], "dtype": str(lm.model.dtype), "config": lm.identity["config"]}
+    of = model | {"text": corpus.hash, "row": row, "longest": longest, "head": head, "seed": seed} | vars(draw)
+    found = _stored(file, of)
+    notice(f"text {corpus.name!r}: reading {read:,} tokens for recurrences")
     with Full().on(lm) as reader:
-        for begin, end in cut:
+        for number, (begin, end) in enumerate(cut[len(found) :], len(found) + 1):
             window = np.asarray(corpus.tokens[begin:end], np.int64)
             document = int(np.searchsorted(corpus.starts, begin, side="right")) - 1
             low, high = int(corpus.starts[document]) - head, int(corpus.starts[document + 1])
-            for earlier, later in recurring(window, found := key_places(task, reader, window), 2 * short, draw):
-                if draw.fits(begin + earlier - low, begin + later - low, high - low, row):
-                    pairs.append((begin + earlier, begin + later))
-            keys += len(found)
-    if not pairs:
+            keys = key_places(task, reader, window)
+            pairs = [
+                (begin + earlier, begin + later)
+                for earlier, later in recurring(window, keys, 2 * short, draw)
+                if draw.fits(begin + earlier - low, begin + later - low, high - low, row)
+            ]
+            found.append({"keys": len(keys), "pairs": pairs})
+            if file is not None:
+                files.write(file, json.dumps({"of": of, "windows": found}) + "\n")
+            mentions = sum(len(one["pairs"]) for one in found)
+            notice(f"text {corpus.name!r}: {number:,} of {len(cut):,} windows read, {mentions:,} recurrences found")
+    every = [pair for one in found for pair in one["pairs"]]
+    if not every:
+        keys_found = sum(one["keys"] for one in found)
         raise ValueError(
-            f"no recurrences found in the corpus: of {read:,} tokens read in text {corpus.name!r}, {keys:,} need the "
-            f"long context of {longest:,} tokens, and none of these has a fitting earlier mention. Give longer "
+            f"no recurrences found in the corpus: of {read:,} tokens read in text {corpus.name!r}, {keys_found:,} need "
+            f"the long context of {longest:,} tokens, and none of these has a fitting earlier mention. Give longer "
             'documents, read more (smt.draw = "recurrences:tokens=N"), or use another draw'
         )
-    return np.array(pairs, np.int64)
+    return np.array(every, np.int64)
+
+
+def _stored(file: Path | None, of: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what was found in the windows that are in a file, if it is of these arguments: by window, the number of
+    key tokens, and the pairs.
+
+    Raises:
+        ValueError: the file is no JSON.
+    """
+    if file is None or not file.exists():
+        return []
+    stored = files.read_json(file)
+    same = isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(of))
+    return stored["windows"] if same else []
 
 
 def windows(corpus: Corpus, most: int, least: int, tokens: int, seed: int) -> Iterator[tuple[int, int]]:
@@ -125,22 +166,3 @@ def _same(tokens: list[int], earlier: int, later: int) -> int:
     while later + end < len(tokens) and tokens[earlier + end] == tokens[later + end]:
         end += 1
     return begin + end
-
-
-def kept(file: Path, mine: Callable[[], Pairs], *, read: bool) -> Pairs:
-    """Return the mentions that are stored in a file if `read` and there is one; else find them, and store them there.
-
-    A training that continues thus has the rows that it began with, also on a machine that rounds otherwise.
-
-    Raises:
-        ValueError: a damaged file, or as `mine`.
-    """
-    if read and file.exists():
-        found = files.read_json(file)
-        whole = isinstance(found, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in found)
-        if not (found and whole):
-            raise ValueError(f"{file} is damaged: got no list of pairs. Delete it, so that they are mined again")
-        return np.array(found, np.int64)
-    pairs = mine()
-    files.write(file, json.dumps(pairs.tolist()) + "\n")
-    return pairs

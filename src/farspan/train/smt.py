@@ -33,9 +33,9 @@ from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import read_corpus
 from farspan.train.cards import smt_card
-from farspan.train.config import BEGUN, Settings
+from farspan.train.config import Settings
 from farspan.train.draws import MEMORIES, Recurrences, draw_named
-from farspan.train.mining import Pairs, kept, mined
+from farspan.train.mining import Pairs, mined
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.preflight import preflight, usable
@@ -303,12 +303,9 @@ def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Noti
         assert isinstance(chosen, Recurrences)
         longest = lm.trained_length if settings.model.rope is None else settings.lengths.target
         assert longest is not None
-        how = {"row": row, "longest": longest, "head": len(separator), "seed": trainer.seed}
-        found = partial(mined, lm, corpus, chosen, **how)
-        if out is None:
-            return found()
-        # those of a training that has not begun can be of other settings
-        return kept(out / RECURRENCES, found, read=(out / BEGUN).exists() or not engines.is_first_process())
+        how: dict[str, Any] = {"row": row, "longest": longest, "head": len(separator), "seed": trainer.seed}
+        file = None if out is None else out / RECURRENCES
+        return mined(lm, corpus, chosen, **how, file=file, notice=notice)
 
     return SparseRows(
         read_corpus(settings.data.text, lm.tokenizer, notice),
