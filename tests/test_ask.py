@@ -168,6 +168,7 @@ def test_a_plan_warns_of_a_text_beyond_what_a_method_reaches(how: str, warned: b
     result = CliRunner().invoke(app, [*arguments, "--method", how])
     assert result.exit_code == 0, result.stderr
     said = " ".join(result.stderr.split())
+    assert re.search(r"keys of [\d,]+ tokens: [\d.]+ KiB", said)
     assert (
         ("and the method scales its positions to 60" in said)
         == ("answers beyond that are unreliable" in said)

@@ -259,7 +259,7 @@ def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
 
 def test_a_plan_prints_the_weights_and_how_to_get_a_time(models: Path) -> None:
     said = " ".join(curve(models / "llama", "--plan").stdout.split())
-    assert f"{models / 'llama'}: the weights need a further 0.14 MiB" in said
+    assert f"{models / 'llama'}: the weights need a further 141 KiB" in said
     assert "memory: keys and values, one attention mask and one block of logits; no weights, no activations" in said
     assert "time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12" in said
     assert "exceed the trained length" not in said

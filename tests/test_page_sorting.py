@@ -13,7 +13,7 @@ LENGTHS = {"small": 1.0, "large": 0.3, "other": 0.7}  # copy accuracy of a model
 CELLS = {  # the texts of a column, ascending
     "numbers": ["-0.50 [-0.6, 0.4]", "−0.25", "< 0.001", "0.001", "0.01 ▲", "9.5", "1,024", "oom", "–"],
     "censored": ["0 [0, 12]", "895 [764, 1,024]", ">895 [764, >1,024]", "896", "∞"],
-    "bytes": ["8.3 + 12.4 MiB", "700.0 + 1.0 MiB", "1.5 + 0.2 GiB", "-"],
+    "bytes": ["512 bytes", "2.00 KiB", "8.25 MiB + 12.4 KiB", "700 MiB + 1.00 MiB", "1.50 GiB + 200 MiB", "-"],
     "words": ["full", "rope:factor=4", "rope:factor=16", "–"],
 }
 

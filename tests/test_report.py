@@ -32,7 +32,7 @@ from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
 from farspan.report.picture import SIZE, draw_grid, draw_on, draw_with_legend
 from farspan.report.runs import Source, differences_of, grouped, groups_of_rows
-from farspan.report.tables import cost_tables
+from farspan.report.tables import cost_tables, costs_of
 from farspan.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -498,6 +498,13 @@ def test_a_line_without_costs_shows_why_they_failed() -> None:
         "failed: oom",
     ]  # and no line for a server, which has none
     assert reasons(found) == ["own: m refused at 8: refused: no RoPE", "cost: m costly at 8: oom: 8 GiB"]
+
+
+def test_each_size_of_a_cost_has_its_own_unit() -> None:
+    memory = {"weight_bytes": 8.25 * 2**20, "context_bytes": 36 * 2**10, "activation_bytes": 12.0}
+    found = [Cell("m", "full", "own", 8, "tokens", "right", False, prefill_rate=10.0, **memory)]
+    assert costs_of(found)[-1] == "8.25 MiB + 36.0 KiB + 12 bytes"
+    assert costs_of([replace(found[0], context_bytes=None)])[-1] == "8.25 MiB + ? + 12 bytes"
 
 
 def test_costs_that_failed_are_named_once() -> None:

@@ -42,6 +42,7 @@ def ask(
         from farspan.ask import num_tokens, read_texts, refuse_empty
         from farspan.methods import method as parsed
         from farspan.reader import CHUNK, check_sampling
+        from farspan.report.export import memory_size
 
         if loading.base_url is not None and question is None:
             model, question = None, model  # the only argument is the question
@@ -61,7 +62,7 @@ def ask(
         how, tokens = how.fitted(lm.trained_length), num_tokens(lm, texts)
         keys = lm.key_bytes(how.kept(tokens), CHUNK)
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"
-        say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
+        say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {memory_size(keys)}"
         err.print(say, style="dim", highlight=False)
         if warning := _beyond(how, tokens, lm.trained_length):
             err.print(warning, style="yellow", highlight=False)

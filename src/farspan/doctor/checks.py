@@ -11,6 +11,7 @@ from farspan.doctor.subject import Check, Subject, largest, nats_of, reason
 from farspan.hf.attend import frequencies
 from farspan.methods import Method
 from farspan.reader import Reader
+from farspan.report.export import memory_size
 
 STRING = 24  # random tokens to copy
 COPIES = 5  # texts with such a string
@@ -240,14 +241,14 @@ def memory(subject: Subject, reader: Reader) -> Check:
     if memory.num_kept > small.kept_to_answer(memory.num_seen):  # some methods drop keys at the first score
         memory.score(rows[:, -1:])
     most = small.kept_to_answer(memory.num_seen)
-    measured = f"{memory.num_kept:,} tokens, {memory.num_bytes / 1024:,.1f} KiB"
+    measured = f"{memory.num_kept:,} tokens, {memory_size(memory.num_bytes)}"
     note = f"held of {memory.num_seen:,} tokens in {len(rows)} rows{subject.tested(small)}"
     if most >= memory.num_seen:  # the rest of a model's state is its own
         return Check("memory", memory.num_kept <= most, measured, f"<= {most:,} tokens", note)
     text = rows.nbytes  # a memory may hold the text
     most_bytes = most * len(rows) * lm.key_bytes_per_token * SPARE + text
     passed = memory.num_kept <= most and memory.num_bytes <= most_bytes
-    return Check("memory", passed, measured, f"<= {most:,} tokens, {most_bytes / 1024:,.1f} KiB", note)
+    return Check("memory", passed, measured, f"<= {most:,} tokens, {memory_size(most_bytes)}", note)
 
 
 def _string_nats(reader: Reader, ids: Tensor, string: int) -> Tensor:

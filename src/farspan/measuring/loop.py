@@ -362,7 +362,11 @@ def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
 def _cannot_fit(bound: Bound[Any], method: Method, lm: LM, example: Example[Any], free: int) -> str:
     """Return why an example cannot be read even alone: its keys exceed the free memory (bytes); "" if they fit."""
     keys = max((key_bytes(method, lm, w, SMALLEST_CHUNK) for w in set(bound.work(lm, example))), default=0)
-    return f"keys of {keys / 2**30:,.1f} GiB alone, {free / 2**30:,.1f} GiB are free" if keys > free else ""
+    if keys <= free:
+        return ""
+    from farspan.report.export import memory_size  # scipy takes a while, and most texts fit
+
+    return f"keys of {memory_size(keys)} alone, {memory_size(free)} are free"
 
 
 def batch_that_fits(bound: Bound[Any], method: Method, lm: LM, examples: Sequence[Example[Any]]) -> int:

@@ -24,6 +24,7 @@ WHOSE = ("run", "model", "method", "what", "version")
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]|#~!$"})
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # starts of text that a spreadsheet takes for a formula
 DIGITS = 10
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}  # bytes
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,9 @@ def counted(count: int, what: str) -> str:
 
 
 def memory_size(size: float) -> str:
-    """Write a number of bytes: 131 GiB, 8.25 MiB."""
-    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
-    return f"{three_digits(size / unit)} {name}"
+    """Write a number of bytes: 131 GiB, 8.25 MiB, 36.0 KiB, 512 bytes."""
+    unit = next((name for name, least in UNITS.items() if size >= least), "")
+    return f"{three_digits(size / UNITS[unit])} {unit}" if unit else counted(round(size), "byte")
 
 
 def duration(seconds: float) -> str:

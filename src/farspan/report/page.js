@@ -92,7 +92,8 @@ for (const section of document.querySelectorAll("section")) {
 }
 
 // A column header sorts the rows of its table: up, down, and then as they were.
-const NUMBER = /^([<>]?) ?([-−+]?)(\d[\d,]*(?:\.\d+)?|∞)/;
+const NUMBER = /^([<>]?) ?([-−+]?)(\d[\d,]*(?:\.\d+)?|∞)(?: ([KMG]iB))?/;
+const BYTES = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
 const WHOLE = /^[\d,.]+$/;
 
 // "0.52 [0.4, 0.6]" is 0.52, and ">895" comes after 895; a cell that fills several columns is empty
@@ -103,8 +104,8 @@ function valueOf(cell) {
   const text = copy.textContent.trim();
   const found = cell.scope === "row" && !WHOLE.test(text) ? null : NUMBER.exec(text);
   if (!found) return { text };
-  const [, bound, sign, digits] = found;
-  const size = (digits === "∞" ? Infinity : Number(digits.replaceAll(",", ""))) * (text.endsWith("GiB") ? 1024 : 1);
+  const [, bound, sign, digits, unit] = found;
+  const size = (digits === "∞" ? Infinity : Number(digits.replaceAll(",", ""))) * (BYTES[unit] ?? 1);
   return { text, number: sign === "-" || sign === "−" ? -size : size, beyond: { "<": -1, ">": 1 }[bound] ?? 0 };
 }
 

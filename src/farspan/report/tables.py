@@ -9,6 +9,7 @@ from farspan.report.cells import NOT_SHOWN, Cell, by_member, by_task, failures
 from farspan.report.export import (
     bounds,
     markdown_table,
+    memory_size,
     number,
     plain,
     quality_of,
@@ -116,7 +117,9 @@ def costs_of(mine: Sequence[Cell]) -> list[str]:
     last = _longest_with("prefill_rate", mine)
     if last is None:
         return []
-    memory = _bytes(last.weight_bytes, last.context_bytes, last.activation_bytes)
+    parts = (last.weight_bytes, last.context_bytes, last.activation_bytes)
+    known = any(part is not None for part in parts)
+    memory = " + ".join("?" if part is None else memory_size(part) for part in parts) if known else "-"
     return [f"{last.length:,}", _rate(last.prefill_rate), _rate(last.decode_rate), memory]
 
 
@@ -222,12 +225,3 @@ def marked(cell: Cell) -> str:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
-
-
-def _bytes(*parts: float | None) -> str:
-    """Write the parts of a memory size in one unit."""
-    known = [part for part in parts if part is not None]
-    if not known:
-        return "-"
-    size, unit = (2**30, "GiB") if max(known) >= 2**30 else (2**20, "MiB")
-    return " + ".join("?" if part is None else f"{part / size:,.1f}" for part in parts) + f" {unit}"
