@@ -362,6 +362,19 @@ def test_an_empty_folder_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> 
     assert lines == [f"{tmp_path / 'empty'} is left out: the folder is empty"]
 
 
+def test_messages_name_folders_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    run(tmp_path / "a", rows())
+    run(tmp_path / "empty", [])
+    monkeypatch.chdir(tmp_path / "a")
+    assert [source.name for source in read_sources([".", "../empty", "../a"], lines.append)] == ["a"]
+    assert lines == ["../empty is left out: it holds no rows yet"]
+    with pytest.raises(ValueError, match=r"^\.\./empty: no run holds rows yet"):
+        read_sources(["../empty"])
+    with pytest.raises(ValueError, match=r"^\.\./none holds no run: .* beside it are \.\./a, \.\./empty$"):
+        read_sources(["../none"])
+
+
 def test_no_control_character_is_in_the_tables_of_a_report(tmp_path: Path) -> None:
     """They are read on terminals too."""
     write_report([run(tmp_path / "a", rows(model="m\x1b]0;title\x07\x9b2J"))], tmp_path / "out")

@@ -1,5 +1,6 @@
 """Lines about whole runs: rows that they lack, models with the same weights, and costs of different machines."""
 
+import os
 import re
 import shlex
 from collections import Counter
@@ -103,7 +104,7 @@ def _into(folder: Path, words: list[str]) -> list[str]:
     if words[0] == "train":  # its runs are in the folder of the config
         return words
     if words[0] == "demo":  # it writes a run for each of its texts
-        folder = folder.parent
+        folder = Path(os.path.normpath(folder / ".."))
     words = [part for one in words for part in (["--out", one[6:]] if one.startswith("--out=") else [one])]
     if "--out" not in words[:-1]:
         has_own_name = folder.name == "demo" if words[0] == "demo" else DEFAULT_NAME.fullmatch(folder.name)

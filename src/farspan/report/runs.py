@@ -147,10 +147,11 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
     """
     if not folders:
         raise ValueError("no run was given: name one or more run folders")
-    paths = list({folder.resolve(): folder for folder in map(expanded, folders)})
-    names = _endings(paths)
+    given: dict[Path, Path] = {}
+    for folder in map(expanded, folders):
+        given.setdefault(folder.resolve(), folder)
     found = []
-    for path, name in zip(paths, names, strict=True):
+    for path, name in zip(given.values(), _endings([*given]), strict=True):
         if not (path / "run.json").exists() and any(path.glob("*/run.json")):
             notice(f"{path} is left out: its runs are in folders of their own. Name them: {path}/*")
             continue
@@ -165,7 +166,7 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
             notice(f"{path} is left out: it holds no rows yet")
     if not found:
         raise ValueError(
-            f"{', '.join(map(str, paths))}: no run holds rows yet. Repeat the command of a run, or name others"
+            f"{', '.join(map(str, given.values()))}: no run holds rows yet. Repeat the command of a run, or name others"
         )
     return found
 
