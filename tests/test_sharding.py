@@ -353,6 +353,31 @@ def test_rows_of_more_repeats_replace_those_of_other_writers(
     assert not written
 
 
+def test_rows_of_a_run_that_grows_twice_replace_those_of_its_shards(lm: LM, text: str, tmp_path: Path) -> None:
+    for number in (1, 2):
+        run([lm], text, tmp_path / "run", (number, 2), tasks=["curve"])  # 5 repeats
+    whole = run([lm], text, tmp_path / "run", tasks=["curve"], repeats=8)
+    written: list[Row] = []
+    watch = Watch(row=lambda row, done, total: written.append(row))
+    run([lm], text, tmp_path / "run", tasks=["curve"], repeats=9, methods=METHODS[:1], watch=watch)
+    assert {row.repeat for row in written} == {4, 8}  # repeat 4 has another control
+    found = latest(read_rows(tmp_path / "run"))
+    other = [[row for row in rows if row.method == METHODS[1]] for rows in (found, whole.rows)]
+    assert contents(other[0]) == contents(other[1])
+
+
+def test_a_run_that_records_only_the_rows_before_the_last_change_opens(lm: LM, text: str, tmp_path: Path) -> None:
+    for number in (1, 2):
+        run([lm], text, tmp_path / "run", (number, 2), tasks=["curve"])
+    whole = run([lm], text, tmp_path / "run", tasks=["curve"], repeats=8)
+    header = read_header(tmp_path / "run")
+    (header["rows_before"],) = header["rows_before"]  # as an older farspan
+    (tmp_path / "run" / "run.json").write_text(json.dumps(header))
+    assert contents(latest(read_rows(tmp_path / "run"))) == contents(whole.rows)
+    run([lm], text, tmp_path / "run", tasks=["curve"], repeats=9)
+    assert len(read_header(tmp_path / "run")["rows_before"]) == 2
+
+
 def test_a_folder_of_an_earlier_version_opens(lm: LM, text: str, tmp_path: Path) -> None:
     whole = run([lm], text, tmp_path / "run")
     (tmp_path / "run" / "run.lock").unlink()  # which it did not have

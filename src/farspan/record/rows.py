@@ -16,7 +16,7 @@ REPAIR = "Restore it, or choose another folder (out)"  # of a damaged run.json
 UNFINISHED = ("oom", "budget")  # statuses of measurements that are repeated: more memory or time may be free then
 ABSENT = ("no_keys",)  # statuses of measurements that are complete and have no number
 NOT_FAILED = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
-ROWS_BEFORE = "rows_before"  # in run.json: the rows that each file had when lengths or repeats were changed last
+ROWS_BEFORE = "rows_before"  # in run.json: the rows that each file had at each change of lengths or repeats
 WRITER = re.compile(r"rows(?:-([1-9]\d*)-of-([1-9]\d*))?")
 
 
@@ -90,15 +90,22 @@ def current(rows: Sequence[Row]) -> list[Row]:
 
 
 def joined(parts: Mapping[Path, list[Row]], header: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of all writers: first those written before the run's lengths or repeats were changed, which later
-    ones may replace.
+    """Return the rows of all writers: first those written before each change of the run's lengths or repeats, which
+    later ones may replace.
 
     Args:
         parts: the rows of each file.
     """
-    before: dict[str, int] = header.get(ROWS_BEFORE, {})
-    every = [(rows, before.get(file.name, 0)) for file, rows in parts.items()]
-    return merged([rows[:count] for rows, count in every]) + merged([rows[count:] for rows, count in every])
+    ends = [{file: one.get(file.name, 0) for file in parts} for one in changes(header)]
+    spans = zip([{}, *ends], [*ends, {}], strict=True)
+    spans_of = [[rows[first.get(file) : end.get(file)] for file, rows in parts.items()] for first, end in spans]
+    return [row for some in spans_of for row in merged(some)]
+
+
+def changes(header: Mapping[str, Any]) -> list[dict[str, int]]:
+    """Return the rows that each file had at each change of the run's lengths or repeats, the earliest first."""
+    found = header.get(ROWS_BEFORE, [])
+    return [found] if isinstance(found, dict) else found  # an older farspan recorded the last change only
 
 
 def merged(parts: Sequence[list[Row]]) -> list[Row]:

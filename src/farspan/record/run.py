@@ -20,6 +20,7 @@ from farspan.record.provenance import environment
 from farspan.record.rows import (
     ROWS_BEFORE,
     Shard,
+    changes,
     joined,
     read_examples,
     read_file,
@@ -340,7 +341,7 @@ def _begun(
     for session in before["sessions"] if changed else ():
         session.pop("ended", None)  # no shard has measured its part of what is new
     if changed - {"methods"}:
-        before[ROWS_BEFORE] = {file.name: len(part) for file, part in parts.items()}
+        before[ROWS_BEFORE] = [*changes(before), {file.name: len(part) for file, part in parts.items()}]
     return before | {"settings": now}
 
 

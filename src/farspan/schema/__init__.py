@@ -211,7 +211,8 @@ class Header(Checked):
     settings: Words  # of the run: tasks, methods, lengths, seed
     models: dict[str, Identity]  # by name
     sessions: list[Session]  # one for each time that the command was started
-    rows_before: dict[str, Count] = {}  # by file: the rows that it had when lengths or repeats were changed last
+    # for each change of lengths or repeats, by file: the rows that it had; in older runs of the last change only
+    rows_before: list[dict[str, Count]] | dict[str, Count] = []
 
 
 class Score(Checked):
