@@ -547,6 +547,21 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     assert "half-life" not in tables
     assert tables.startswith("# Recall by distance of small\n\n## Recall by distance, probe 128+256, books\n")
     assert shown.headings[0] == "Recall by distance, probe 128+256, books"
+    assert "Recall by distance, texts of 1,384 tokens (depth: share of the text; " in " ".join(shown.texts)
+    assert "What the lengths mean" not in shown.headings
+    assert not (tmp_path / "out" / "memory_lengths.csv").exists()
+
+
+def test_recall_beside_forgetting_curves_has_no_memory_lengths(tmp_path: Path) -> None:
+    depths = (0.0, 0.5)
+    mapped = [row(length, r, depth=d, protocol="probe") for length in (500, 900) for d in depths for r in range(2)]
+    recall = [row(900, r, depth=d, protocol="probe", model="tiny") for d in depths for r in range(2)]
+    shown = page(tmp_path / "out", run(tmp_path / "a", mapped), run(tmp_path / "b", recall))
+    with (tmp_path / "out" / "memory_lengths.csv").open() as file:
+        assert {line["model"] for line in csv.DictReader(file)} == {"org/small"}
+    assert [line[0] for line in shown.table(0)[1:]] == ["● small"]
+    assert [line[0] for line in shown.table(1)[1:]] == ["tiny", "tiny"]
+    assert {line["meta"].get("curve", 0) for line in drawn(tmp_path / "out")["curve-1"]["data"]} == {0}
 
 
 def test_a_single_length_without_depths_is_drawn_as_a_curve(tmp_path: Path) -> None:

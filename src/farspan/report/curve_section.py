@@ -104,27 +104,18 @@ class CurveReport(TaskReport):
         several = len(self.drawn) > 1 and not self.test
         return [one for group in self.groups for one in group_differences(curves_of(group.members))] if several else []
 
-    @property
-    def at_one_length(self) -> bool:
-        """Whether only recall by distance can be shown."""
-        return bool(self.drawn) and all(one.is_recall for one in self.drawn)
-
     def name_of(self, group: Group) -> str:
         return "recall by distance" if _is_recall(curves_of(group.members)) else self.name
 
     def print(self, console: Terminal) -> None:
-        lines: list[str] = []
-        if self.at_one_length:
-            for one in self.drawn:
-                title = (
-                    f"recall by distance: {one.name}, texts of {one.everywhere.lengths[0]:,} tokens (depth: share of "
-                    f"the text; distance in tokens; means, {recall_figure([one]).note})"
-                )
+        for one in self.drawn:
+            if one.is_recall:
+                title = f"recall by distance: {one.name}, {_about_recall([one])}"
                 console.print_table(title, RECALL, _recall(one))
-            lines += _filled(self.drawn)
-        elif self.drawn:
-            print_curves(self.drawn, console, paper=self.paper)
-            lines += [line for one in self.drawn for line in remarks(one, HEADLINE if self.paper else LEADING)]
+        lines = _filled(self.drawn)
+        if forgetting := _forgetting(self.drawn):
+            print_curves(forgetting, console, paper=self.paper)
+            lines += [line for one in forgetting for line in remarks(one, HEADLINE if self.paper else LEADING)]
         for test in self.tests:
             verdict, *numbers = robustness_lines(test.result)
             lines += [f"{test.model} {test.method}, {test.which}: {verdict}", *numbers]
@@ -145,8 +136,8 @@ class CurveReport(TaskReport):
         if any(one.is_recall for one in self.drawn):
             by_distance = recall_figure(self.drawn, _title("Recall by distance", self.drawn))
             paths += draw_figure(by_distance, self.folder, "recall")
-        if not self.at_one_length:
-            paths += draw_curves(self.drawn, self.folder, _title("Forgetting curve", self.drawn))
+        if forgetting := _forgetting(self.drawn):
+            paths += draw_curves(forgetting, self.folder, _title("Forgetting curve", forgetting))
         return paths
 
     def figure(self, group: Group) -> Figure | Heat | None:
@@ -157,9 +148,9 @@ class CurveReport(TaskReport):
             return None
         if len(curves) == 1 and (found := curves[0].map) is not None and len(found.lengths) > 1:
             return map_figure(curves[0], _title("Recall", curves))
-        if all(one.is_recall for one in curves):
-            return recall_figure(curves, _title("Recall by distance", curves))
-        return curve_figure(curves, _title("Forgetting curve", curves))
+        if forgetting := _forgetting(curves):
+            return curve_figure(forgetting, _title("Forgetting curve", forgetting))
+        return recall_figure(curves, _title("Recall by distance", curves))
 
     def as_data(self) -> dict[str, Any]:
         tests = [
@@ -174,14 +165,15 @@ class CurveReport(TaskReport):
     def section(self, group: Group, number: int) -> dict[str, Any]:
         curves = curves_of(group.members)
         indices = [index for index, one in enumerate(group.members) if curves_of([one])]  # their colours
-        is_recall = _is_recall(curves)
         figures = []
-        if curves and not is_recall:
+        forgetting = _forgetting(curves)
+        own = [index for index, one in zip(indices, curves, strict=True) if one in forgetting]  # of these
+        if forgetting:
             key = "Solid: copy accuracy. Dashed: control, the same text guessed. Hollow: half-life. Cross: no result."
-            figures.append(on_page(f"curve-{number}", "Curve", key, curve_figure(curves, indices=indices)))
-            if any(one.summary for one in curves):
+            figures.append(on_page(f"curve-{number}", "Curve", key, curve_figure(forgetting, indices=own)))
+            if any(one.summary for one in forgetting):
                 key = "1: repeats all that it could not have guessed. 0: remembers nothing."
-                figures.append(on_page(f"index-{number}", "Memory index", key, index_figure(curves, indices)))
+                figures.append(on_page(f"index-{number}", "Memory index", key, index_figure(forgetting, own)))
         if any(one.is_recall for one in curves):
             key = "Solid: copy accuracy. Dashed: control. Dotted: memory index."
             figure = recall_figure(curves, indices=indices)
@@ -193,40 +185,37 @@ class CurveReport(TaskReport):
         names = (*COLUMNS, *PAPER_COLUMNS) if protocol == "paper" else COLUMNS
         return {
             "kind": "curve",
-            "about": "; ".join(filter(None, (PROTOCOLS.get(protocol), _which_depth(curves)))),
+            "about": "; ".join(filter(None, (PROTOCOLS.get(protocol), _which_depth(forgetting)))),
             "verdict": longest_memory(curves),
             "columns": list(map(spoken, names)),
-            "lines": [_line(one, names) | {"index": index} for index, one in zip(indices, curves, strict=True)],
-            "remarks": [
-                *_filled(curves),
-                *(line for one in curves if one.summary and not is_recall for line in remarks(one)),
-            ],
+            "lines": [_line(one, names) | {"index": index} for index, one in zip(own, forgetting, strict=True)],
+            "remarks": [*_filled(curves), *(line for one in forgetting if one.summary for line in remarks(one))],
             "figures": figures,
             "draws_quality": bool(curves),
-            "tables": [_recall_table(curves)] if is_recall else [],
+            "tables": _recall_tables(curves),
             "differences": [_difference(one) for one in group_differences(curves)],
             "about_differences": DIFFERENCES,
         }
 
     def summary(self) -> dict[str, Any]:
         meanings = {spoken(name): meaning for name, meaning in HEADLINE.items()}
-        return {"meanings": meanings, "text_tests": [_text_test(one) for one in text_tests(self.members)]}
+        has_lengths = any(_forgetting(curves_of(group.members)) for group in self.groups)
+        tests = [_text_test(one) for one in text_tests(self.members)]
+        return {"meanings": meanings if has_lengths else {}, "text_tests": tests}
 
     def csv_tables(self) -> dict[str, CsvTable]:
-        """Return curves.csv, a line per run, model, method, protocol and texts, length and depth, and
-        memory_lengths.csv, a line per curve and memory length, in tokens of context except in the column
-        `characters`."""
+        """Return curves.csv, a line per run, model, method, protocol and texts, length and depth, and, of forgetting
+        curves with a result, memory_lengths.csv, a line per curve and memory length, in tokens of context except in the
+        column `characters`."""
         points = [
             whose(one) | point
             for one in self.members
             for depth in one.everywhere.depths.tolist()
             for point in one.points(depth)
         ]
-        lengths = [line for one in self.members for line in _lengths(one)]
-        return {
-            "curves.csv": CsvTable(CURVE_COLUMNS, points),
-            "memory_lengths.csv": CsvTable(LENGTH_COLUMNS, lengths),
-        }
+        lengths = [line for one in _forgetting(self.members) for line in _lengths(one)]
+        tables = {"curves.csv": CsvTable(CURVE_COLUMNS, points)}
+        return tables | ({"memory_lengths.csv": CsvTable(LENGTH_COLUMNS, lengths)} if lengths else {})
 
 
 def _title(shown: str, curves: Sequence[CurveMember]) -> str:
@@ -238,6 +227,11 @@ def _which_depth(curves: Sequence[CurveMember]) -> str:
     """Return which depth curves and memory lengths are of; "" if no other was measured."""
     several = any(one.map for one in curves)
     return "curves and memory lengths are those of the beginning of the texts (depth 0)" if several else ""
+
+
+def _forgetting(curves: Sequence[CurveMember]) -> list[CurveMember]:
+    """Return the curves of one group, or table, that have memory lengths: not those of recall by distance."""
+    return [] if _is_recall(curves) else [one for one in curves if not one.is_recall]
 
 
 def _is_recall(curves: Sequence[CurveMember]) -> bool:
@@ -310,9 +304,20 @@ def _recall(one: CurveMember) -> list[list[str]]:
     return lines
 
 
-def _recall_table(curves: Sequence[CurveMember]) -> dict[str, Any]:
-    lines = [[one.name, *line] for one in curves if one.map for line in _recall(one)]
-    return {"title": "Recall by distance", "head": ["model", *RECALL], "lines": lines}
+def _recall_tables(curves: Sequence[CurveMember]) -> list[dict[str, Any]]:
+    """Return a table of recall by distance for the page; none if no curve of a group has it."""
+    is_whole = _is_recall(curves)
+    some = [one for one in curves if is_whole or one.is_recall]
+    lines = [[one.name, *line] for one in some for line in _recall(one)]
+    title = f"Recall by distance, {_about_recall(some)}"
+    return [{"title": title, "head": ["model", *RECALL], "lines": lines}] if some else []
+
+
+def _about_recall(curves: Sequence[CurveMember]) -> str:
+    """Return what a table of recall by distance shows: lengths of the texts, units and sample size."""
+    lengths = ", ".join(f"{length:,}" for length in sorted({one.curve.lengths[-1] for one in curves}))
+    means = f"means, {recall_figure(curves).note}"
+    return f"texts of {lengths} tokens (depth: share of the text; distance in tokens; {means})"
 
 
 def _line(one: CurveMember, names: Sequence[str]) -> dict[str, Any]:

@@ -218,12 +218,19 @@ def _how_to_narrow(one: CurveMember) -> list[str]:
 
 
 def as_data(curves: Sequence[CurveMember]) -> list[dict[str, Any]]:
-    """Return every curve with its points and its memory lengths, ready for JSON."""
+    """Return every curve with its points and its memory lengths, ready for JSON; of recall by distance, which has none,
+    the points by depth."""
     found = []
     for one in curves:
         entry: dict[str, Any] = {"model": one.model, "method": one.method, "task": "curve", "what": one.what}
         entry["failed"] = {str(length): status for length, status in one.curve.failures.items()}
-        if one.summary is not None:
+        if one.is_recall:
+            every = (point for depth in one.everywhere.depths.tolist() for point in one.points(depth))
+            entry["recall"] = [
+                {name: round(value, 6) if isinstance(value, float) else value for name, value in point.items()}
+                for point in every
+            ]
+        elif one.summary is not None:
             entry["lengths"] = one.measured.lengths.tolist()
             for half in ("copy", "control"):
                 entry[half] = stats.measured_mean(getattr(one.measured, half)).round(6).tolist()

@@ -44,7 +44,7 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
 
 
 def _curves(own: Mapping[str, Any]) -> Iterator[str]:
-    if not own["tables"]:  # recall by distance: no memory lengths
+    if own["lines"]:
         yield from ("Tokens of text to be copied, 95 % intervals over texts.", "")
         yield from markdown_table(
             ["model", "method", "trained", *own["columns"], "repeats"],
