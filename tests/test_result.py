@@ -195,9 +195,11 @@ def test_a_run_without_rows_is_shown_and_not_drawn(measured: Measured) -> None:
     Path("run/rows.jsonl").write_text("")
     empty = farspan.open_run("run")
     assert "run: 0 rows" in text_of(empty._repr_html_())
+    assert "run holds no rows yet: repeat the command that made it" in text_of(empty._repr_html_())
     assert len(empty.table()) == len(empty.to_pandas()) == 0
-    with pytest.raises(ValueError, match="run holds no rows yet"):
-        empty.plot()
+    for call in (empty.plot, lambda: empty.table("curves")):
+        with pytest.raises(ValueError, match="run holds no rows yet"):
+            call()
 
 
 def test_one_model_method_and_task_need_no_list(lm: LM) -> None:

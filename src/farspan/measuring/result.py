@@ -61,9 +61,11 @@ class Measured:
                 `memory_lengths`; for perplexities also `perplexity` and, where all tokens were scored, `positions`.
 
         Raises:
-            ValueError: no such table, or pandas is not installed.
+            ValueError: no such table, as in a run without rows, or pandas is not installed.
         """
         tables = self.results.tables()
+        if name not in tables:
+            self._refuse_empty()
         check_known("table", name, tables)
         return _frame(tables[name])
 
@@ -96,11 +98,16 @@ class Measured:
         show_text_as_is(ax)
         return ax
 
+    def _refuse_empty(self) -> None:
+        from farspan.report.runs import no_rows
+
+        if not self.rows:
+            raise ValueError(no_rows(self.folder))
+
     def _task(self, name: str | None) -> str:
         """Return a task of the run as it is spelled."""
+        self._refuse_empty()
         specs = [group.spec for group in self.results.groups]
-        if not specs:
-            raise ValueError(f"{self.folder} holds no rows yet. Repeat its command to measure them")
         found = [spec for spec in specs if name is None or name in (spec, spec.partition(":")[0])]
         if len(found) > 1:
             raise ValueError(f"{self.folder} has the tasks {'; '.join(found)}: name one of them, plot(task=...)")

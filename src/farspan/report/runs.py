@@ -195,12 +195,17 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
     _check_run(path)
     header, rows = read_header(path), read_rows(path)
     if not rows:
-        raise ValueError(f"{path} holds no rows yet: repeat the command that made it")
+        raise ValueError(no_rows(path))
     source = Source.of(path.resolve().name, path, header, rows)
     if model is None:
         return source
     check_known(f"{run}: model", model, list(dict.fromkeys(row.model for row in source.rows)))
     return of_model(source, model)
+
+
+def no_rows(run: Path) -> str:
+    """Return what is wrong with a run without any row, and how to mend it."""
+    return f"{run} holds no rows yet: repeat the command that made it"
 
 
 def of_model(source: Source, model: str) -> Source:

@@ -15,7 +15,7 @@ from farspan.report.figures import PRICES, cost_figure, group_figure
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.notices import notices
 from farspan.report.picture import draw_grid
-from farspan.report.runs import Source, grouped
+from farspan.report.runs import Source, grouped, no_rows
 from farspan.report.tables import print_comparison, print_costs, write_comparison
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
@@ -58,7 +58,7 @@ class Results:
         """Print the tables, what failed (to standard error), and where rows and pictures are."""
         pictures = self.pictures
         self.print_tables(console)
-        if self.source.is_comparison:
+        if self.source.is_comparison and self.source.rows:
             for path in write_comparison(self._every_cell, self.folder, notices([self.source])):
                 console.print_line(f"table: {path}")
             console.print_command(f"page: {shlex.join(['farspan', 'report', str(self.folder)])}")
@@ -73,7 +73,7 @@ class Results:
             console.print_line(f"picture: {path}")
 
     def print_tables(self, console: Terminal) -> None:
-        for line in notices([self.source]):
+        for line in notices([self.source]) if self.source.rows else [no_rows(self.folder)]:
             console.print_line(line, style="yellow")
         if self.source.is_comparison:
             print_comparison(self._every_cell, console)
