@@ -176,6 +176,7 @@ def test_a_page_of_one_run_names_its_task_and_shows_its_first_example_whole(
     assert title.startswith(TITLES.get(name, ""))
     assert title.endswith("of model")
     assert name in title or name in TITLES
+    assert "Longppl" not in text + (tmp_path / "out" / "report.md").read_text("utf-8")
     if name == "cost":  # of random tokens, which are not shown
         assert not (folder / "examples.jsonl").exists()
         return

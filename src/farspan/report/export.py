@@ -177,6 +177,11 @@ def numbers(name: str, values: np.ndarray, *, least: float = -np.inf, most: floa
     return {key: round(float(value), 6) if np.isfinite(value) else None for key, value in found}
 
 
+def capitalised(text: str) -> str:
+    """Return a text with a capital first letter; the others keep their case, as in LongPPL."""
+    return text[:1].upper() + text[1:]
+
+
 def counted(count: int, what: str) -> str:
     """Write a number of things: 1 repeat, 3 repeats."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of, in_seconds
-from farspan.report.export import counted, details_of, quality_of, with_interval
+from farspan.report.export import capitalised, counted, details_of, quality_of, with_interval
 from farspan.report.figure import Failed, Figure, Heat, Line, Rule, pareto_front, sample_size
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
@@ -117,7 +117,7 @@ def group_figure(group: Group) -> Figure | None:
         return None
     models = ", ".join(sorted(short_names(one.model for one in drawn).values()))
     quality = group.entry["quality"]["name"]
-    title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
+    title = f"{capitalised(quality)} of {models} ({group.title})"
     return quality_figure(cells_of(group), title, trained_places(group))
 
 
@@ -177,7 +177,7 @@ def cost_figure(found: Sequence[Cell], price: str, higher_is_better: bool | None
     points = [(float(line.x[0]), float(line.y[0])) for line in lines]
     has_front = len(lines) > 1 and higher_is_better is not None
     return Figure(
-        title=f"{chosen[0].quality[0].upper()}{chosen[0].quality[1:]} at {chosen[0].length:,} {chosen[0].unit}",
+        title=f"{capitalised(chosen[0].quality)} at {chosen[0].length:,} {chosen[0].unit}",
         x=PRICES[price],
         y=chosen[0].quality,
         lines=lines,

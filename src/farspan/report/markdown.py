@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farspan.report.export import markdown_table, plain
+from farspan.report.export import capitalised, markdown_table, plain
 
 DIFFERENCE = ("first", "second", "name", "value", "interval", "p", "pairs")
 PAIRED = ("name", "length", "value", "interval", "p", "pairs", "verdict")
@@ -19,7 +19,7 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
     """
     lines = [f"# {plain(context['title'])}", ""]
     for line in context["notes"]:
-        lines += [f"**{plain(line[0].upper() + line[1:])}.**", ""]
+        lines += [f"**{plain(capitalised(line))}.**", ""]
     for section in context["groups"]:
         lines += [f"## {plain(section['title'])}", ""]
         lines += [plain(section["own"]["verdict"]), ""] if section["own"]["verdict"] else []
@@ -64,14 +64,14 @@ def _curve(line: Mapping[str, Any], count: int) -> list[object]:
 
 
 def _quality(section: Mapping[str, Any], about_paired: str) -> Iterator[str]:
-    yield from (f"{section['quality'].capitalize()}, by length in {section['unit']}, 95 % interval over examples.", "")
+    yield from (f"{capitalised(section['quality'])}, by length in {section['unit']}, 95 % interval over examples.", "")
     lines = (
         [line["name"], line["method"], line["run"], _trained(line), *map(_cell, line["cells"]), *line["more"]]
         for line in section["lines"]
     )
     yield from markdown_table(["model", "method", "run", "trained", *section["lengths"], *section["more"]], lines)
     for table in section["costs"]:
-        yield from (f"{table['title'].capitalize()}:", "")
+        yield from (f"{capitalised(table['title'])}:", "")
         yield from markdown_table(table["head"], table["lines"])
     if section["paired"]:
         yield from (f"Paired differences. {about_paired}", "")

@@ -9,7 +9,7 @@ import numpy as np
 from farspan.record import by_key, flat
 from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
 from farspan.report.example import examples
-from farspan.report.export import bounds, counted, details_of, p_value, written_as
+from farspan.report.export import bounds, capitalised, counted, details_of, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, on_page
@@ -64,7 +64,7 @@ def _title(tasks: Sequence[str], sources: Sequence[Source]) -> str:
         whose = " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
     tasks = list(dict.fromkeys(tasks))
     what = f"{len(tasks)} tasks" if len(tasks) > 3 or not tasks else ", ".join(tasks)
-    return f"{what[0].upper()}{what[1:]} of {whose}"
+    return f"{capitalised(what)} of {whose}"
 
 
 def _name(group: Group, part: TaskReport) -> str:
@@ -120,8 +120,8 @@ def _quality(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str,
     trained = trained_places(group)
     key = "Cross: failed."
     key += " Dotted: the context the model was trained on." if trained else ""
-    heading = "Nats per token by length" if quality["exp"] else f"{quality['name'].capitalize()} by length"
-    key = f"{quality['name'].capitalize()} is exp(nats). {key}" if quality["exp"] else key
+    heading = "Nats per token by length" if quality["exp"] else f"{capitalised(quality['name'])} by length"
+    key = f"{capitalised(quality['name'])} is exp(nats). {key}" if quality["exp"] else key
     return [on_page(f"quality-{number}", heading, key, quality_figure(cells, "", trained))]
 
 
@@ -132,7 +132,7 @@ def _costs(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, A
     for price, words in PRICES.items():
         if (figure := cost_figure(cells, price, quality["higher_is_better"])) is not None:
             at = figure.title.rpartition(" at ")[2]
-            heading = f"{quality['name'].capitalize()} against {words}"
+            heading = f"{capitalised(quality['name'])} against {words}"
             key = f"At {at}." if figure.front is None else f"At {at}. {FRONT}"
             found.append(on_page(f"{price}-{number}", heading, key, figure, "cost"))
     return found

@@ -8,6 +8,7 @@ from farspan.files import write
 from farspan.report.cells import NOT_SHOWN, Cell, by_member, by_task, failures
 from farspan.report.export import (
     bounds,
+    capitalised,
     markdown_table,
     memory_size,
     number,
@@ -207,9 +208,9 @@ def write_comparison(found: Sequence[Cell], folder: str | Path, notes: Sequence[
         text += [*markdown_table(*comparison(group)), legend(group), ""]
         head, lines = further_scores(group)
         if lines:
-            text += [f"{FURTHER[0].upper()}{FURTHER[1:]}:", "", *markdown_table(head, lines)]
+            text += [f"{capitalised(FURTHER)}:", "", *markdown_table(head, lines)]
     for title, head, lines in cost_tables(found):
-        text += [f"## {plain(title.capitalize())}", "", *markdown_table(head, lines)]
+        text += [f"## {plain(capitalised(title))}", "", *markdown_table(head, lines)]
     text += [f"- {plain(line)}" for line in failures(found)]
     path = Path(folder) / "compare.md"
     write(path, "\n".join(text).rstrip() + "\n")

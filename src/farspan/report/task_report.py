@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.report.cells import cells_of
-from farspan.report.export import CsvTable
+from farspan.report.export import CsvTable, capitalised
 from farspan.report.figure import Figure, Heat
 from farspan.report.figures import draw_quality, group_figure
 from farspan.report.runs import Group, Member
@@ -35,7 +35,7 @@ class TaskReport:
 
     def heading(self, group: Group) -> str:
         """Return the title of a group's section: the task as it is spelled, or its name with its settings in words."""
-        name = self.name_of(group).capitalize()
+        name = capitalised(self.name_of(group))
         task, colon, _ = group.title.partition(":")
         if not name or (colon and task.isidentifier()):
             return group.title
