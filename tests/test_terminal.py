@@ -21,7 +21,7 @@ from farspan.cli import app
 from farspan.report import progress
 from farspan.report.cells import Cell, by_member
 from farspan.report.picture import saved
-from farspan.report.tables import costs_of, print_comparison, print_costs, print_quality
+from farspan.report.tables import costs_of, print_comparison, print_costs, print_quality, with_direction
 from farspan.terminal import Terminal, shown
 
 from tiny import tiny_model
@@ -142,6 +142,19 @@ def test_every_number_and_interval_of_a_task_is_on_one_line_of_a_narrow_terminal
             (line,) = [line for line in lines if f" {value:.3f} " in line]
             assert f" {cell.length:,} " in line, "each part names the length of its lines"
         assert sum(f" {cell.tokens_per_second:,.0f} " in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "better", "head"),
+    [
+        ("accuracy", True, "accuracy (higher is better)"),
+        ("copied (mean over depths)", True, "copied (mean over depths, higher is better)"),
+        ("seconds to the first token", False, "seconds to the first token (lower is better)"),
+        ("weight of sinks", None, "weight of sinks"),
+    ],
+)
+def test_the_head_of_a_quality_has_one_bracket(name: str, better: bool | None, head: str) -> None:
+    assert with_direction({"name": name, "higher_is_better": better}) == head
 
 
 def test_what_moves_on_a_terminal_holds_no_control_characters_of_names() -> None:

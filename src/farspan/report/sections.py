@@ -15,7 +15,7 @@ from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_
 from farspan.report.interactive import colour, on_page
 from farspan.report.notices import command_of, notices
 from farspan.report.runs import TEXTS, Group, Source, short_names
-from farspan.report.tables import WINS, cost_tables, direction, marked, unpaired, wins
+from farspan.report.tables import WINS, cost_tables, marked, unpaired, wins, with_direction
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
@@ -88,7 +88,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "id": f"group-{number}",
         "title": part.heading(group),
         "about": own["about"],
-        "quality": f"{quality['name']}{direction(quality)}",
+        "quality": with_direction(quality),
         "unit": group.entry["unit"],
         "methods": sorted({cell.method for cell in cells}),
         "lengths": [f"{length:,}" for length in lengths],

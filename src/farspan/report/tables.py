@@ -172,10 +172,13 @@ def print_costs(found: Sequence[Cell], console: Terminal) -> None:
         console.print_table(*table, num_names=2)
 
 
-def direction(quality: Mapping[str, Any]) -> str:
-    """Return which values of a quality are better."""
-    better = quality["higher_is_better"]
-    return "" if better is None else f" ({'higher' if better else 'lower'} is better)"
+def with_direction(quality: Mapping[str, Any]) -> str:
+    """Return the name of a quality and which values are better, in one bracket: copied (mean, higher is better)."""
+    name, better = quality["name"], quality["higher_is_better"]
+    if better is None:
+        return str(name)
+    begin = f"{name.removesuffix(')')}, " if name.endswith(")") else f"{name} ("
+    return f"{begin}{'higher' if better else 'lower'} is better)"
 
 
 def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Terminal) -> None:
@@ -195,7 +198,7 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
             line |= {"examples": str(one.n), **{name: "" if x is None else _rate(x) for name, x in rates.items()}}
             line |= {"missing": ", ".join(f"{n} {status}" for status, n in one.statuses.items())} if missing else {}
             lines.append(line)
-    title = f"{found[0].task}: {quality['name']}{direction(quality)}, 95 % interval over examples"
+    title = f"{found[0].task}: {with_direction(quality)}, 95 % interval over examples"
     names = sum(several)
     console.print_table(title, lines[0], [list(line.values()) for line in lines], num_names=names, num_keys=names + 1)
 
