@@ -281,6 +281,7 @@ class BoundCurve(Curve, Bound[Texts]):
     def work(self, lm: LM, example: Example[Texts]) -> Iterator[Work]:
         rows = 1 if example.payload.prefix is None else 2
         separator = len(self.separator(lm))
+        yield Work(rows, 0, separator, 0)
         done = 0
         for length in example.cuts:
             yield Work(rows, separator + done, length - done, 0)
@@ -308,18 +309,19 @@ class BoundCurve(Curve, Bound[Texts]):
             read, fed = target, torch.cat([target, rows("other")])
         separator = torch.tensor([self.separator(reader.lm)])
         head = separator.expand(len(read), -1)
-        memory = reader.read(head)
+        memory = reader.read(head) if reader.incremental else None
         done = 0
         for length in batch[0].cuts:
-            if reader.incremental:
+            if memory is not None and reader.incremental:
                 memory.read(read[:, done:length])
             elif length in batch[0].lengths:
-                del memory  # freed before the next one is read
+                memory = None  # freed before the next one is read
                 memory = reader.read(read[:, :length], head=head)
             done = length
             for depth in batch[0].depths if length in batch[0].lengths else ():
                 start, warmup, scored = self.slice_at(length, depth)
                 second = torch.cat([separator.expand(len(fed), -1), fed[:, start : start + warmup + scored]], 1)
+                assert memory is not None
                 scores = memory.score(second, slice(second.shape[1] - scored, None))
                 for index, example in enumerate(batch):
                     values, failed = _judged(scores, index, index + len(batch))
