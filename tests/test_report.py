@@ -345,6 +345,9 @@ def test_labels_of_rules_hide_neither_lines_nor_each_other(log_x: bool) -> None:
     boxes = [*labels, axes.title.get_window_extent(), axes.bbox]
     assert len(labels) == 5
     assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    above = [box for box in labels if box.y0 > axes.bbox.y1]
+    assert len(above) == 4
+    assert all(axes.bbox.containsx(end) for box in above for end in (box.x0, box.x1))
     assert all(canvas.bbox.containsx(end) for box in labels for end in (box.x0, box.x1))
 
 
@@ -365,6 +368,47 @@ def test_a_map_has_numbers_where_they_do_not_overlap(rows: int, numbered: bool) 
     boxes = [text.get_window_extent() for text in axes.texts]
     assert bool(boxes) is numbered
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize(("length", "rotation"), [(1_024, 0.0), (1_048_576, 45.0)])
+def test_lengths_below_a_map_are_level_where_they_fit(length: int, rotation: float) -> None:
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    axes = canvas.subplots()
+    lengths = [f"{length + i:,}" for i in range(14)]
+    draw_on(axes, Heat("a map", "length", "depth", np.full((2, 14), 0.5), lengths, ["0", "1"], "recall"))
+    canvas.draw_without_rendering()
+    assert {label.get_rotation() for label in axes.get_xticklabels()} == {rotation}
+    if not rotation:
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_numbers_in_a_map_have_the_shade_with_more_contrast() -> None:
+    axes = Canvas(figsize=SIZE).subplots()
+    values = np.linspace(0, 1, 21)[None]
+    draw_on(axes, Heat("a map", "x", "y", values, [*map(str, range(21))], ["0"], "recall"))
+    for value, text in zip(values[0], axes.texts, strict=True):
+        light = np.array(axes.images[0].cmap(value)[:3])
+        light = np.where(light <= 0.04045, light / 12.92, ((light + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+        assert text.get_color() == ("white" if 1.05 / (light + 0.05) > (light + 0.05) / 0.05 else "black"), value
+
+
+def test_perplexities_on_the_right_are_round_numbers() -> None:
+    axes = Canvas(figsize=SIZE).subplots()
+    line = Line("line", [64.0, 256.0], [1.3, 3.9], 0)
+    draw_on(axes, Figure("a", "x", "nats", [line], exp="perplexity"))
+    (right,) = axes.child_axes
+    shown = [(tick, label.get_text()) for tick, label in zip(right.get_yticks(), right.get_yticklabels(), strict=True)]
+    assert [text for _, text in shown] == ["5", "10", "20", "50"]
+    assert [tick for tick, _ in shown] == pytest.approx(np.log([5, 10, 20, 50]))
+
+
+def test_the_legend_shows_dashes_beside_the_marker() -> None:
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    line = Line("control", [1, 2], [1, 2], 0, style="dashed")
+    draw_with_legend(canvas.subplots(), Figure("a", "x", "y", [line]))
+    (ends,) = {tuple(one.get_xdata()) for one in canvas.legends[0].get_lines()}
+    assert ends[-1] - ends[0] > 4 * 6  # two periods of dashes on both sides of a marker of 6 points
 
 
 def test_a_long_title_lies_within_the_picture() -> None:

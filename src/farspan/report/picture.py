@@ -24,10 +24,11 @@ from matplotlib.transforms import Affine2D
 
 from farspan.files import written
 from farspan.record import by_key
-from farspan.report.export import three_digits
 from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, log_numbers, shape
 from farspan.terminal import CONTROL
 
+HANDLE = 4.0  # length of a line in a legend, in font sizes: shows its dashes beside its marker
+MOST_NATS = 300.0  # whose exp is a number
 MOST_LONG = 6  # numbers of five digits and more on an x axis
 ROW = 11  # height of a row of labels of rules, in points
 SIDE = 12  # characters of a line of a label beside the axes
@@ -38,6 +39,7 @@ SUPTITLE = 12  # size of the title of several figures, in points
 SIZE = (9.0, 6.0)  # of a picture in inches
 FEW_LABELS = 16  # on one axis
 SMALLEST = 5.0  # size of the numbers in a map, in points; where they would be smaller, there are none
+LIGHT = 0.75  # values up to which black is easier to read on their colour than white
 COLOURMAP = LinearSegmentedColormap.from_list("recall", RECALL)
 NEUTRAL = "#777777"
 FRONT = "Pareto front"
@@ -124,7 +126,7 @@ def draw_grid(
             add_legend(canvas, *named, failed=failed)
     else:
         for axes in named:
-            axes.legend(fontsize=8)
+            axes.legend(fontsize=8, handlelength=HANDLE)
     return saved(canvas, Path(folder), name)
 
 
@@ -200,8 +202,8 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
     if one.exp:
         right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
         ends = floor, axes.get_ylim()[1]
-        right.set_yticks([tick for tick in MaxNLocator(8).tick_values(*ends) if ends[0] <= tick <= ends[1]])
-        right.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: three_digits(float(np.exp(nats)))))
+        numbers = log_numbers(*np.exp(np.minimum(ends, MOST_NATS)))
+        right.set_yticks(np.log(numbers), [f"{number:,.10g}" for number in numbers])
         right.set_ylabel(one.exp)
     axes.grid(alpha=0.25)
     return rows
@@ -349,8 +351,9 @@ def _crossed(marker: str) -> Path2D:
 
 
 def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
-    """Write the texts of rules outside the axes, so that they hide nothing: above them, in enough rows that none
-    overlap, or right of them. The limits of the axes must be final. Return the number of rows."""
+    """Write the texts of rules outside the axes, so that they hide nothing: above them, from their left end to their
+    right end, in enough rows that none overlap, or right of them. The limits of the axes must be final. Return the
+    number of rows."""
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555"}
     if rules:
         axes.autoscale_view()  # otherwise matplotlib computes limits at the first drawing
@@ -364,12 +367,12 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
             share = (axes.transData + axes.transAxes.inverted()).transform((rule.x, 1.0))[0]
             if not 0 <= share <= 1:  # the axis ends with the lengths of the curves
                 continue
-            half = 0.3 * 8 * len(rule.text)  # of the text's width
-            place = share * _size(axes)[0]
+            half, width = 0.3 * 8 * len(rule.text), _size(axes)[0]  # half of the text's width
+            place = min(max(share * width, half), max(width - half, half))
             row = next((row for row, end in enumerate(ends) if place - half > end), len(ends))
             ends[row : row + 1] = [place + half + 6]
-            up = axes.get_xaxis_transform()
-            axes.annotate(rule.text, (rule.x, 1.0), xycoords=up, xytext=(0, 3 + ROW * row), ha="center", **look)
+            at = {"xycoords": "axes fraction", "xytext": (0, 3 + ROW * row), "ha": "center"}
+            axes.annotate(rule.text, (place / width, 1.0), **at, **look)
     return len(ends)
 
 
@@ -386,12 +389,12 @@ def _draw_heat(axes: Axes, one: Heat) -> None:
     if size >= SMALLEST and not one.log:
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
-                shade = "white" if value > 0.6 else "black"
+                shade = "white" if value > LIGHT else "black"
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=size, color=shade)
     for labels, axis in ((one.columns, axes.xaxis), (one.rows, axes.yaxis)):
         step = -(-len(labels) // FEW_LABELS)
         axis.set_ticks(range(0, len(labels), step), labels[::step], fontsize=8)
-    if max(map(len, one.columns)) > 2:
+    if 0.6 * 8 * (max(map(len, one.columns)) + 1) * len(axes.get_xticks()) > _size(axes)[0]:  # would overlap
         axes.tick_params("x", rotation=45)
     axes.set(xlabel=one.x, ylabel=one.y)
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
@@ -412,8 +415,9 @@ def add_legend(figure: Canvas, *axes: Axes, failed: Mapping[str, str] | None = N
     if (more := len(labels) - LEGEND_LINES) > 0:
         labels[LEGEND_LINES:] = [f"and {more:,} more"]
         handles[LEGEND_LINES:] = [Line2D([], [], linestyle="none")]
-    columns = max(1, min(3, LEGEND_CHARACTERS // (max(map(len, labels)) + 6)))
-    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
+    columns = max(1, min(3, LEGEND_CHARACTERS // (max(map(len, labels)) + 9)))
+    look: dict[str, Any] = {"fontsize": 8, "handlelength": HANDLE, "frameon": False}
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
 
 
 def saved(figure: Canvas, folder: Path, name: str) -> list[Path]:
