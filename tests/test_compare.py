@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
@@ -24,8 +25,10 @@ from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import cells as report
+from farspan.report.export import plain
 from farspan.report.figures import PRICES, cost_figure
 from farspan.report.page import write_report
+from farspan.report.runs import short_names
 from farspan.report.sections import contents
 from farspan.report.tables import WINS, print_comparison, write_comparison
 from farspan.report.terminal import Results
@@ -754,6 +757,11 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
     assert "First examples" in page
     markdown = (tmp_path / "page" / "report.md").read_text()
     assert f"| {WINS} |" in markdown
+    assert "\n▲ better, ▼ worse than the baseline, the first line, · no difference shown" in markdown
+    assert "| model | method | run | trained | 16 | 32 |" in markdown
+    assert "| model | method | run | length | difference | interval |" in markdown
+    whose = set(re.findall(r"^\| (\S+) \| topk:k=4 \| run \|", markdown, re.M))
+    assert whose == {plain(name) for name in short_names([lm.name, gpt2.name]).values()}
     for text in (page, markdown):
         assert "not corrected for the number of comparisons: p can be above 0.05 beside one without 0." in text
 

@@ -545,6 +545,7 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     tables = (tmp_path / "out" / "report.md").read_text()
     assert f"- {remark}" in tables
     assert "half-life" not in tables
+    assert "\n\n\n" not in tables
     assert tables.startswith("# Recall by distance of small\n\n## Recall by distance, probe 128+256, books\n")
     assert shown.headings[0] == "Recall by distance, probe 128+256, books"
     assert "Recall by distance, texts of 1,384 tokens (depth: share of the text; " in " ".join(shown.texts)

@@ -1,12 +1,31 @@
 """The tables of the page as Markdown."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from farspan.report.export import capitalised, markdown_table, plain
 
-DIFFERENCE = ("first", "second", "name", "value", "interval", "p", "pairs")
-PAIRED = ("name", "length", "value", "interval", "p", "pairs", "verdict")
+DIFFERENCE = {
+    "first": "first curve",
+    "second": "second curve",
+    "name": "length",
+    "value": "difference",
+    "interval": "interval",
+    "p": "p",
+    "pairs": "shared texts",
+}  # keys of a line of the section and heads of the table
+PAIRED = {
+    "model": "model",
+    "method": "method",
+    "run": "run",
+    "length": "length",
+    "value": "difference",
+    "interval": "interval",
+    "p": "p",
+    "pairs": "shared examples",
+    "verdict": "verdict",
+}  # keys of a line of the section and heads of the table
+WHO = ("model", "method", "run", "trained")
 FAILURE = ("model", "method", "run", "status", "reason", "rows", "first_length")
 
 
@@ -24,7 +43,7 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
         lines += [f"## {plain(section['title'])}", ""]
         lines += [plain(section["own"]["verdict"]), ""] if section["own"]["verdict"] else []
         if section["own"]["kind"] == "curve":
-            lines += _curves(section["own"])
+            lines += _curves(section)
         lines += _quality(section, context["about_paired"])
         for table in section["own"]["tables"]:
             lines += [f"{plain(table['title'])}:", "", *markdown_table(table["head"], table["lines"])]
@@ -38,49 +57,52 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
         lines += markdown_table(head, ([one[key] for key in FAILURE] for one in context["failures"]))
     lines += ["## Runs", ""]
     for source in context["sources"]:
-        commands = "; ".join(session["command"] for session in source["sessions"])
+        commands = "; ".join(dict.fromkeys(session["command"] for session in source["sessions"]))
         lines.append(f"- {plain(source['name'])}: {source['rows']:,} rows; {plain(commands)}")
     return "\n".join([*lines, "", f"All numbers: {', '.join(files)}.", ""])
 
 
-def _curves(own: Mapping[str, Any]) -> Iterator[str]:
+def _curves(section: Mapping[str, Any]) -> Iterator[str]:
+    own = section["own"]
     if own["lines"]:
         yield from ("Tokens of text to be copied, 95 % intervals over texts.", "")
-        yield from markdown_table(
-            ["model", "method", "trained", *own["columns"], "repeats"],
-            (_curve(line, len(own["columns"])) for line in own["lines"]),
-        )
-    yield from [f"- {plain(remark)}" for remark in own["remarks"]] + [""]
+        lines = ([*_who(section["lines"][line["index"]]), *_curve(line, len(own["columns"]))] for line in own["lines"])
+        yield from markdown_table([*WHO, *own["columns"], "repeats"], lines)
+    if own["remarks"]:
+        yield from (*(f"- {plain(remark)}" for remark in own["remarks"]), "")
     if own["differences"]:
         yield from (f"Differences in memory lengths. {own['about_differences']}", "")
-        yield from markdown_table(DIFFERENCE, ([one[key] for key in DIFFERENCE] for one in own["differences"]))
+        yield from _table(DIFFERENCE, own["differences"])
+
+
+def _table(heads: Mapping[str, str], lines: Iterable[Mapping[str, Any]]) -> list[str]:
+    return markdown_table([*heads.values()], ([one[key] for key in heads] for one in lines))
 
 
 def _curve(line: Mapping[str, Any], count: int) -> list[object]:
-    about = [line["name"], line["method"], _trained(line)]
     if line["cells"] is None:
-        return [*about, f"no row has a result: {line['failed']}", *[""] * count]
-    return [*about, *(f"{cell['value']} {cell['interval']}".strip() for cell in line["cells"]), line["repeats"]]
+        return [f"no row has a result: {line['failed']}", *[""] * count]
+    return [*(f"{cell['value']} {cell['interval']}".strip() for cell in line["cells"]), line["repeats"]]
 
 
 def _quality(section: Mapping[str, Any], about_paired: str) -> Iterator[str]:
     yield from (f"{capitalised(section['quality'])}, by length in {section['unit']}, 95 % interval over examples.", "")
-    lines = (
-        [line["name"], line["method"], line["run"], _trained(line), *map(_cell, line["cells"]), *line["more"]]
-        for line in section["lines"]
-    )
-    yield from markdown_table(["model", "method", "run", "trained", *section["lengths"], *section["more"]], lines)
+    lines = ([*_who(line), *map(_cell, line["cells"]), *line["more"]] for line in section["lines"])
+    yield from markdown_table([*WHO, *section["lengths"], *section["more"]], lines)
+    if section["compared"]:
+        yield from (plain(capitalised(section["legend"])) + ".", "")
     for table in section["costs"]:
         yield from (f"{capitalised(table['title'])}:", "")
         yield from markdown_table(table["head"], table["lines"])
     if section["paired"]:
         yield from (f"Paired differences. {about_paired}", "")
-        yield from markdown_table(PAIRED, ([one[key] for key in PAIRED] for one in section["paired"]))
+        yield from _table(PAIRED, section["paired"])
 
 
 def _cell(cell: Mapping[str, Any]) -> str:
     return "; ".join([f"{cell['value']} {cell['interval']}".strip(), *cell["more"]])
 
 
-def _trained(line: Mapping[str, Any]) -> str:
-    return f"{line['trained']:,}" if line["trained"] else "unknown"
+def _who(line: Mapping[str, Any]) -> list[str]:
+    """Return the first columns of a line, WHO."""
+    return [line["short"], line["method"], line["run"], f"{line['trained']:,}" if line["trained"] else "unknown"]

@@ -15,7 +15,7 @@ from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_
 from farspan.report.interactive import colour, on_page
 from farspan.report.notices import command_of, notices
 from farspan.report.runs import TEXTS, Group, Source, short_names
-from farspan.report.tables import WINS, cost_tables, marked, unpaired, wins, with_direction
+from farspan.report.tables import WINS, cost_tables, legend, marked, unpaired, wins, with_direction
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
@@ -81,6 +81,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
     own: dict[str, Any] = {"kind": "", "about": "", "verdict": "", "figures": [], "tables": [], "draws_quality": False}
     own |= part.section(group, number)
     trained = {one.name: one.trained_length for one in group.members}
+    short = short_names(cell.model for cell in cells)
     compared = any(cell.verdict for cell in cells)
     figures = [*([] if own["draws_quality"] else _quality(group, cells, number)), *own["figures"]]
     figures += _costs(group, cells, number)
@@ -97,11 +98,13 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "level": LEVEL,
         "more": [WINS] if compared else [],
         "unpaired": unpaired(cells),
+        "legend": legend(cells),
         "lines": [
-            _line(mine, index, trained, [wins(mine, cells)] if compared else []) for index, mine in enumerate(members)
+            _line(mine, index, trained, [wins(mine, cells)] if compared else []) | {"short": short[mine[0].model]}
+            for index, mine in enumerate(members)
         ],
         "folded": len(lengths) > FEW_LENGTHS or own["draws_quality"],
-        "paired": [_paired(cell) for cell in cells if cell.difference is not None],
+        "paired": [_paired(cell) | {"model": short[cell.model]} for cell in cells if cell.difference is not None],
         "own": own,
         "figures": figures,
         "controls": any(
@@ -160,6 +163,8 @@ def _paired(cell: Cell) -> dict[str, str]:
     """Return a line of the table of differences from the baseline."""
     return {
         "name": cell.name,
+        "method": cell.method,
+        "run": cell.run,
         "length": f"{cell.length:,}",
         "value": f"{cell.difference:+.3f}",
         "interval": bounds(cell.difference_low, cell.difference_high, "{:+.3f}".format),
