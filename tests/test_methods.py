@@ -427,7 +427,7 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("rope:type=yran", r"unknown; known are linear, ntk, .*, factors \(did you mean 'yarn'\?\)"),
         ("rope:type=yarn,factor=0.5", "factor: got 0.5, expected 1 to 1,000,000"),
         ("rope:type=yarn,factor=x", "must be a number"),
-        ("rope:type=yarn,original=0", "original: got 0, expected at least 1"),
+        ("rope:type=yarn,original=0", "original: got 0, expected 1 to 2,147,483,647"),
         ("rope:factor=4", "'rope' needs type: write rope:type=..., one of linear, ntk, dynamic, yarn, truncated"),
         ("rope:type=yarn", "rope:type=yarn needs a factor, .* rope:type=yarn,factor=4 for texts 4 times as long"),
         ("rope:type=linear", "rope:type=linear needs a factor"),

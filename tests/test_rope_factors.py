@@ -19,6 +19,7 @@ from tiny import nats_by, nats_of, open_lm, refused, same, some_ids, tiny_model
 
 FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
 FACTORS = [1.0, 1.25, 3.0, 8.0]
+LONGER, ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
 
 
 def own_frequencies(lm: LM) -> Tensor:
@@ -87,9 +88,24 @@ def test_the_doctor_passes_factors_from_a_file(other: str, file: Path, lm: LM) -
         ([1.0, 2.0], "factors of another model: got factors = 2, expected 4 for"),
         ({"long_factor": FACTORS, "rope_theta": 5e5}, "another model: got rope_theta = 500000, expected 10000 for"),
         ({"long_factor": FACTORS, "original_max_position_embeddings": 99}, "got original length = 99, expected 512"),
-        ([1.0, 2.0, 0.0, 4.0], "has no factors: expected a JSON list of positive numbers"),
-        ([1.0, 2.0, True, 4.0], "has no factors"),
-        ([], "has no factors"),
+        ([1.0, 2.0, 0.0, 4.0], r"f\.json: factor of pair 2: got 0.0, expected a number from 1e-12 to 1e\+12"),
+        ([1.0, 2.0, True, 4.0], "factor of pair 2: got True"),
+        ([1e60, 2.0, 3.0, 4.0], r"factor of pair 0: got 1e\+60"),
+        ([1e-60, 2.0, 3.0, 4.0], "factor of pair 0: got 1e-60"),
+        ([10**400, 2.0, 3.0, 4.0], r"factor of pair 0: got 10+\.\.\.0+, expected"),
+        ([1.0, 2.0, 3.0, math.nan], "factor of pair 3: got nan"),
+        ([1.0, 2.0, 3.0, math.inf], "factor of pair 3: got inf"),
+        ({"long_factor": FACTORS, "attention_factor": 0}, r"f\.json: attention_factor: got 0, expected a number"),
+        ({"long_factor": FACTORS, "attention_factor": [1]}, r"attention_factor: got \[1\], expected a number"),
+        ({"long_factor": FACTORS, "attention_factor": math.nan}, "attention_factor: got nan"),
+        ({"long_factor": FACTORS, "rope_theta": "x"}, "rope_theta: got 'x', expected a number"),
+        ({"long_factor": FACTORS, ORIGINAL: [1]}, r"got \[1\], expected a whole number from 1 to 2,147,483,647"),
+        ({"long_factor": FACTORS, ORIGINAL: 0}, f"{ORIGINAL}: got 0, expected a whole number"),
+        ({"long_factor": FACTORS, ORIGINAL: True}, f"{ORIGINAL}: got True"),
+        ({"long_factor": FACTORS, ORIGINAL: 2**31}, f"{ORIGINAL}: got 2147483648"),
+        ({"rope_scaling": {"long_factor": FACTORS}, LONGER: 2048, ORIGINAL: -5}, f"{ORIGINAL}: got -5"),
+        ({"rope_scaling": {"long_factor": FACTORS}, LONGER: 10**400, ORIGINAL: 512}, f"{LONGER}: got 10+"),
+        ([], "has no factors: expected a JSON list of positive numbers"),
         ({"rope_parameters": {"factor": 4}}, "has no factors"),
         (7, "has no factors"),
     ],
@@ -131,7 +147,7 @@ def test_factors_without_a_factor_are_refused(content: Any, lm: LM, tmp_path: Pa
 def test_a_factor_out_of_range_in_a_file_is_refused(factor: Any, lm: LM, tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text(json.dumps({"long_factor": FACTORS, "factor": factor}))
     with (
-        refused(r"f\.json has factor = .*, expected at least 1"),
+        refused(r"f\.json: factor: got .*, expected a number from 1 to 1e\+06"),
         method(f"rope:type=factors,file={tmp_path}/f.json").on(lm),
     ):
         pass
@@ -174,6 +190,7 @@ def test_the_factor_is_that_of_the_file(lm: LM, tmp_path: Path) -> None:
         ("rope:type=yarn,factor=2,file=f.json", "file belongs to rope:type=factors: leave it out"),
         ("rope:type=yarn,factor=2,turns=2", "turns belongs to rope:type=truncated"),
         ("rope:type=truncated,factor=2", "truncated RoPE has no factor"),
+        ("rope:type=truncated,original=" + "9" * 400, "rope: original: got 9+, expected 1 to 2,147,483,647"),
         ("rope:type=truncated,turns=-1", "rope: turns: got -1, expected at least 0"),
         ("rope:type=truncated,turns=nan", "rope: turns: got nan, expected at least 0"),
         ("rope:type=truncated,turns=inf", "rope: turns: got inf, expected at least 0"),

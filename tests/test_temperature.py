@@ -67,7 +67,7 @@ def test_methods_that_evict_take_votes_of_scaled_queries(tokenizer: Any) -> None
 
 @pytest.mark.parametrize("length", [0, 1])
 def test_a_length_without_a_log_to_divide_by_is_refused(length: int) -> None:
-    with pytest.raises(ValueError, match=f"temperature: original: got {length}, expected at least 2"):
+    with pytest.raises(ValueError, match=f"temperature: original: got {length}, expected 2 to 2,147,483,647"):
         method(f"temperature:original={length}")
 
 

@@ -8,6 +8,7 @@ symbolic link at the destination is replaced or refused, never followed.
 import errno
 import json
 import os
+import reprlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 PREFIX = ".farspan-part-"  # of temporary folders
 DEEPEST = 100  # levels of lists and objects in JSON
+LONGEST = 2**31 - 1  # tokens of a text
 LOCK = "lock"  # the file in them that their process keeps locked
 NEW = "new"  # the folder in them that is written
 # in the messages of torch, safetensors and tokenizers if the disk is full
@@ -203,6 +205,15 @@ def read_json(path: Path) -> Any:
     """
     refuse_special(path)
     return parse_json(path.read_bytes(), str(path))
+
+
+def check_number(where: str, value: Any, least: float, most: float) -> None:
+    """Raise ValueError unless a value of JSON is a number from `least` to `most`, a whole one if `least` is an int.
+    `where` names it: its file and what it is there."""
+    whole = isinstance(least, int)
+    if type(value) not in ((int,) if whole else (int, float)) or not least <= value <= most:
+        kind, form = ("a whole number", ",") if whole else ("a number", "g")
+        raise ValueError(f"{where}: got {reprlib.repr(value)}, expected {kind} from {least:{form}} to {most:{form}}")
 
 
 def refuse_special(path: Path) -> None:

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from farspan import hf
-from farspan.files import expanded, read_json
+from farspan.files import LONGEST, check_number, expanded, read_json
 from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
@@ -50,7 +50,10 @@ from farspan.specs import choice, limited
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
 LARGEST_FACTOR = 1_000_000
-ORIGINAL = "original_max_position_embeddings"  # in a config.json, or in its parameters of RoPE
+LIMITS = 1e-12, 1e12  # of the factors in a file, whose squares and inverses float32 holds too
+# in a config.json, or in its parameters of RoPE
+LONGER, ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
+RANGES = {LONGER: (1, LONGEST), ORIGINAL: (1, LONGEST), "rope_theta": LIMITS, "attention_factor": LIMITS}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Rope(Method):
     type: str = choice(TYPES)
     # of dynamic: how fast its scale grows; default the paper's 1
     factor: float | None = limited(None, 1, LARGEST_FACTOR)
-    original: int | None = limited(None, 1)  # tokens; default: the model's trained length
+    original: int | None = limited(None, 1, LONGEST)  # tokens; default: the model's trained length
     turns: float = limited(1.0, quiet=True)  # truncated: least rotations in `original`
     file: str | None = None  # JSON, for factors
 
@@ -160,10 +163,6 @@ class Rope(Method):
                     f"rope:type=factors needs a factor, and {self.file} has none: write for example "
                     f"rope:type=factors,factor=4,file={self.file} for texts 4 times as long as the model was trained on"
                 )
-            if type(found) not in (int, float) or not 1.0 <= found <= LARGEST_FACTOR:
-                raise ValueError(
-                    f"{self.file} has factor = {found!r}, expected at least 1 and at most {LARGEST_FACTOR:,}"
-                )
             return float(found)
         return 1.0 if self.factor is None else self.factor
 
@@ -189,34 +188,39 @@ class Rope(Method):
                     f"{self.file} has factors of another model: got {what} = {given:g}, expected {own:g} for {lm.name}"
                 )
         root = math.sqrt(1 + math.log(self._factor) / math.log(max(original, 2)))
-        return factors, float(found.get("attention_factor") or root)
+        return factors, float(found.get("attention_factor", root))
 
 
 def read_factors(file: str) -> dict[str, Any]:
     """Return the parameters of transformers' longrope in a JSON file, `long_factor` among them.
 
     Raises:
-        ValueError: no such file, not JSON, or no `long_factor` of positive numbers in it.
+        ValueError: no such file, not JSON, no `long_factor` in it, or a number out of range.
     """
     try:
         content = read_json(expanded(file))
     except FileNotFoundError as error:
         raise ValueError(f"file of factors {file!r} does not exist: write file=FACTORS.json") from error
-    found = {"long_factor": content} if isinstance(content, list) else content
+    config, found = {}, {"long_factor": content} if isinstance(content, list) else content
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(found, dict) and isinstance(found.get(name), dict):
-            config, found = found, _given(found[name])
-            longest, original = config.get("max_position_embeddings"), found.get(ORIGINAL, config.get(ORIGINAL))
-            if type(longest) is type(original) is int and 0 < original < longest:  # all that published configs give
-                found = {"factor": longest / original, ORIGINAL: original} | found
-    factors = found.get("long_factor") if isinstance(found, dict) else None
-    numbers = isinstance(factors, list) and all(type(one) in (int, float) and 0 < one < math.inf for one in factors)
-    if not (factors and numbers):
+            config, found = found, found[name]
+    if not isinstance(found, dict) or not isinstance(found.get("long_factor"), list) or not found["long_factor"]:
         raise ValueError(
             f"{file} has no factors: expected a JSON list of positive numbers, one for each pair, or an object with "
             "such a list as long_factor"
         )
-    return _given(found)
+    for pair, one in enumerate(found["long_factor"]):
+        check_number(f"{file}: factor of pair {pair}", one, *LIMITS)
+    found = _given({name: config.get(name) for name in (LONGER, ORIGINAL)}) | _given(found)
+    for name, limits in RANGES.items():
+        if name in found:
+            check_number(f"{file}: {name}", found[name], *limits)
+    if ORIGINAL in found and found[ORIGINAL] < found.get(LONGER, 0):  # all that published configs give
+        found.setdefault("factor", found[LONGER] / found[ORIGINAL])
+    if "factor" in found:
+        check_number(f"{file}: factor", found["factor"], 1.0, float(LARGEST_FACTOR))
+    return found
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

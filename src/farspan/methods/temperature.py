@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from farspan.files import expanded, read_json
+from farspan.files import LONGEST, check_number, expanded, read_json
 from farspan.hf.remap import in_place
 from farspan.lm import LM
 from farspan.methods.base import TEMPERATURE, Method
@@ -36,6 +36,7 @@ from farspan.reader import DenseReader, Reader, attending
 from farspan.specs import limited
 
 SCALES = "log_n_scales.json"  # in the folder of a trained model
+LARGEST_SCALE = 100.0  # trained ones are near 1
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Temperature(Method):
     """Queries beyond `original` tokens are multiplied by ln(tokens) / ln(original)."""
 
     # tokens, at least 2, whose logarithm is not 0; default: the model's trained length, or that of `scales`
-    original: int | None = limited(None, 2)
+    original: int | None = limited(None, 2, LONGEST)
     scales: str | None = None  # exponents of the factor, one for each head: a file, or the folder of a trained model
 
     name: ClassVar[str] = "temperature"
@@ -120,7 +121,7 @@ def read_scales(place: str) -> tuple[int, Float[Tensor, "layers heads"]]:
     """Return `original` and the scales of a file, or of the folder of a model that was trained with them.
 
     Raises:
-        ValueError: no such file, not JSON, or no finite number for each head of each layer in it.
+        ValueError: no such file, not JSON, no number for each head of each layer in it, or one out of range.
     """
     file = _scales_file(place)
     try:
@@ -129,16 +130,18 @@ def read_scales(place: str) -> tuple[int, Float[Tensor, "layers heads"]]:
         raise ValueError(
             f'scales {str(file)!r} do not exist: give the folder of a model trained with model.temperature = "learned"'
         ) from error
-    original, rows = (found.get("original"), found.get("scales")) if isinstance(found, dict) else (None, None)
+    rows: Any = found.get("scales") if isinstance(found, dict) else None
     heads = {len(row) if isinstance(row, list) else 0 for row in rows} if isinstance(rows, list) else set()
-    some = bool(len(heads) == 1 and max(heads))
-    numbers = some and all(type(one) in (int, float) and math.isfinite(one) for row in rows or () for one in row)
-    if not (numbers and type(original) is int and original > 1):
+    if len(heads) != 1 or 0 in heads:
         raise ValueError(
             f"{file} has no scales: expected an object with `original`, tokens from 2 on, and `scales`, for each layer "
-            "a list of one finite number for each head"
+            "a list of one number for each head"
         )
-    return original, torch.tensor(rows, dtype=torch.float32)
+    check_number(f"{file}: original", found.get("original"), 2, LONGEST)
+    for layer, row in enumerate(rows):
+        for head, one in enumerate(row):
+            check_number(f"{file}: scale of head {head} of layer {layer}", one, -LARGEST_SCALE, LARGEST_SCALE)
+    return found["original"], torch.tensor(rows, dtype=torch.float32)
 
 
 def _scales_file(place: str) -> Path:
