@@ -63,10 +63,11 @@ class Fake:
                 about["max_model_len"] = self.limit
             if self.engine == "llama-server":
                 about["meta"] = {"n_vocab": self.faults.get("n_vocab", self.lm.vocabulary)}
+            about |= self.faults.get("about", {})
             others = [{"id": f"{MODEL}-{number}"} for number in range(1, self.faults.get("models", 1))]
-            return 200, {"object": "list", "data": [about, *others]}
+            return 200, {"object": "list", "data": [about, *others, *self.faults.get("listed", [])]}
         if path == "/props" and self.engine == "llama-server":
-            return 200, {"default_generation_settings": {"n_ctx": self.limit}}
+            return 200, self.faults.get("props", {"default_generation_settings": {"n_ctx": self.limit}})
         if path == "/get_server_info" and self.engine == "SGLang":
             seeds = {"enable_deterministic_inference": self.faults.get("seeds", False)}
             if self.faults.get("old"):

@@ -238,6 +238,41 @@ FAULTS = {
     "spaces": ("completions", {"words": 1, "strips": 1}, "cannot be told from their text"),
     "vocabulary": ("llama-server", {"n_vocab": 100}, "289 entries, the model on .* only 100"),
     "several models": ("vLLM", {"models": 2}, r"serves tiny, tiny-1: name one \(--served-model\)"),
+    "a model without id": (
+        "vLLM",
+        {"about": {"id": None}},
+        r"/v1/models lists a model without a name: got {'id': None",
+    ),
+    "a number as id": ("vLLM", {"about": {"id": 7}}, r"a model without a name: .*'id': 7.*expected an object such as"),
+    "a model that is no object": ("vLLM", {"listed": ["other"]}, "lists a model without a name: got 'other', expected"),
+    "meta": ("llama-server", {"about": {"meta": "x"}}, "/v1/models: meta: got 'x', expected an object"),
+    "n_vocab": ("llama-server", {"n_vocab": "many"}, "/v1/models: n_vocab: got 'many', expected a whole number from 0"),
+    "n_params": (
+        "llama-server",
+        {"about": {"meta": {"n_params": "1B"}}},
+        "n_params: got '1B', expected a whole number",
+    ),
+    "a context as text": (
+        "vLLM",
+        {"about": {"max_model_len": "512"}},
+        "/v1/models: max_model_len: got '512', expected",
+    ),
+    "a negative context": (
+        "vLLM",
+        {"about": {"max_model_len": -1}},
+        r"got -1, expected a whole number from 0 to 2,147",
+    ),
+    "an endless context": ("SGLang", {"about": {"max_model_len": 2**40}}, "max_model_len: got 1099511627776, expected"),
+    "a slot": (
+        "llama-server",
+        {"props": {"default_generation_settings": [1]}},
+        r"/props: default_.*: got \[1\], expected",
+    ),
+    "its context": (
+        "llama-server",
+        {"props": {"default_generation_settings": {"n_ctx": "x"}}},
+        "n_ctx: got 'x', expected",
+    ),
     "chat": ("chat", {}, "serves chats only"),
     "HTML": ("vLLM", {"page": (200, "<html>hello</html>")}, "a page of HTML: is .* an inference server"),
     "wrong path": ("vLLM", {"page": (404, "not found")}, "lists no models: is it the server's base URL"),
@@ -288,6 +323,12 @@ def test_a_certificate_of_its_own_is_refused_until_it_is_named(
             served(url, tokenizer=str(folder), wait=0.2)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(file))
         assert served(url, tokenizer=str(folder)).trained_length == 512
+
+
+def test_null_in_a_list_of_models_counts_as_left_out(own: LM, folder: Path) -> None:
+    with serving(Fake("vLLM", own, about={"max_model_len": None, "meta": None, "root": None})) as url:
+        lm = served(url, tokenizer=str(folder))
+    assert (lm.trained_length, lm.position_limit, lm.identity["parameters"]) == (None, None, None)
 
 
 def test_a_tokenizer_is_asked_for_where_the_server_names_none(own: LM) -> None:

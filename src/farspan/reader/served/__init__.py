@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import reprlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from farspan.files import expanded
+from farspan.files import LONGEST, check_number, expanded
 from farspan.lm import LM, choose_separator
 from farspan.loading import load_tokenizer
 from farspan.reader.logits import Sampling
@@ -22,6 +23,7 @@ from farspan.text.prompts import decoded
 
 __all__ = ["ServedLM", "ServerError", "served"]
 
+MOST_PARAMETERS = 10**15
 HOW_ASKED = {
     "prompt_logprobs": "one request scores all tokens of a text",
     "input_logprobs": "one request scores all tokens after a position",
@@ -123,7 +125,8 @@ def served(
     """
     client = Client(base_url, wait=wait, insecure=insecure)
     about = _about(client, model)
-    name = str(about["id"])
+    name, listed = about["id"], f"{client.base_url}/v1/models"
+    meta = _object(listed, about, "meta")
     source = tokenizer or str(about.get("root") or name)
     if tokenizer is None and "/" not in source and not expanded(source).is_dir():
         raise ValueError(
@@ -133,7 +136,7 @@ def served(
     words = load_tokenizer(source, what="tokenizer", trust_remote_code=trust_remote_code)
     separator = choose_separator(words)
     ids = [*separator.ids, *words(SENTENCE, add_special_tokens=False)["input_ids"]]
-    if (entries := _vocabulary(about)) is not None and len(words) > entries:
+    if (entries := _count(listed, meta, "n_vocab")) is not None and len(words) > entries:
         raise ValueError(
             f"tokenizer {source!r} has {len(words):,} entries, the model on {client.base_url} only {entries:,}: they "
             "do not belong together (--tokenizer)"
@@ -149,7 +152,7 @@ def served(
         "name": shown,
         "revision": None,
         "architecture": None,
-        "parameters": (about.get("meta") or {}).get("n_params"),
+        "parameters": _count(listed, meta, "n_params", MOST_PARAMETERS),
         "dtype": None,
         "attention": transport.name,
         "device": client.base_url,
@@ -195,7 +198,13 @@ def _about(client: Client, model: str | None) -> dict[str, Any]:
     models = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(models, list) or not models:
         raise ServerError(f"{client.base_url} serves no model: got {str(listed)[:200]}")
-    names = [str(one.get("id")) for one in models]
+    for one in models:
+        if not isinstance(one, dict) or not isinstance(one.get("id"), str) or not one["id"]:
+            raise ServerError(
+                f"{client.base_url}/v1/models lists a model without a name: got {reprlib.repr(one)}, expected "
+                'an object such as {"id": "NAME"}'
+            )
+    names = [one["id"] for one in models]
     if model is None and len(models) > 1:
         raise ValueError(f"{client.base_url} serves {', '.join(names)}: name one (--served-model)")
     if model is not None and model not in names:
@@ -203,24 +212,36 @@ def _about(client: Client, model: str | None) -> dict[str, Any]:
     return dict(models[0 if model is None else names.index(model)])
 
 
-def _vocabulary(about: dict[str, Any]) -> int | None:
-    found = (about.get("meta") or {}).get("n_vocab")
-    return int(found) if found else None
+def _object(where: str, answer: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object in a server's answer; empty if it is null or missing. `where`: the address, for the error."""
+    if not isinstance(found := answer.get(name) or {}, dict):
+        raise ServerError(f"{where}: {name}: got {reprlib.repr(found)}, expected an object")
+    return found
+
+
+def _count(where: str, answer: dict[str, Any], name: str, most: int = LONGEST) -> int | None:
+    """Return a whole number in a server's answer; None if it is 0, null or missing."""
+    if (found := answer.get(name)) is not None:
+        check_number(f"{where}: {name}", found, 0, most)
+    return found or None
 
 
 def _context(client: Client, about: dict[str, Any], engine: str) -> tuple[int | None, int | None]:
     """Return the tokens of the server's context, and the most that it accepts with one new token, which are fewer on
     SGLang; None if it does not report them."""
     more: dict[str, Any] = {}
-    if (is_sglang := engine == InputLogprobs.engine) or not about.get("max_model_len"):
+    context = _count(f"{client.base_url}/v1/models", about, "max_model_len")
+    path = "/get_server_info" if (is_sglang := engine == InputLogprobs.engine) else "/props"
+    if is_sglang or context is None:
         with suppress(ServerError):
-            found = client.get("/get_server_info" if is_sglang else "/props")
+            found = client.get(path)
             more = found if isinstance(found, dict) else {}
-    of_slot = (more.get("default_generation_settings") or {}).get("n_ctx")
-    context = about.get("max_model_len") or more.get("context_length") or of_slot
+    where = client.base_url + path
+    of_slot = _count(where, _object(where, more, "default_generation_settings"), "n_ctx")
+    context = context or _count(where, more, "context_length") or of_slot
     # SGLang refuses prompts of `max_req_input_len` tokens: its memory can hold fewer keys than a context has
-    most = more.get("max_req_input_len") or context
-    return int(context or most or 0) or None, int(most or 0) or None
+    most = _count(where, more, "max_req_input_len") or context
+    return context or most, most
 
 
 def _check_tokens(client: Client, model: str, tokenizer: Any, source: str) -> None:
