@@ -480,6 +480,19 @@ def test_a_training_resumed_with_other_settings_is_refused(trainer: Start, curve
         trainer(curves(seed=1), steps=6).train(resume_from_checkpoint=True)
 
 
+def test_a_training_resumed_with_another_state_of_the_text_is_refused(
+    trainer: Start, curves: Any, stopped: None, text: str, tmp_path: Path
+) -> None:
+    before = Path(text).read_text()
+    Path(text).write_text(before.replace("dog", "fox"))
+    rows = (tmp_path / "out" / "farspan" / "rows.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"the text '.*a.txt' has changed since step-2 was measured: its hash was"):
+        trainer(curves(), steps=6).train(resume_from_checkpoint=True)
+    assert (tmp_path / "out" / "farspan" / "rows.jsonl").read_text() == rows
+    Path(text).write_text(before)
+    trainer(curves(), steps=6).train(resume_from_checkpoint=True)
+
+
 # models it finds, and models it refuses
 
 

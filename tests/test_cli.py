@@ -771,7 +771,7 @@ def test_a_full_disk_is_reported_with_the_file_and_what_to_do(models: Path, monk
 def test_a_text_that_has_changed_is_reported_as_that(models: Path) -> None:
     curve(models / "llama")
     Path("text.txt").write_text(Path("text.txt").read_text() + "more")
-    assert "run: the text has changed since this run started" in refused(curve(models / "llama"))
+    assert "run: the text 'text.txt' has changed since" in refused(curve(models / "llama"))
 
 
 def test_a_raised_task_version_is_refused_before_anything_is_measured(

@@ -311,3 +311,59 @@ def test_a_run_continued_with_more_repeats_has_the_rows_of_one_run(
     longer = measure(lm, out=folder, repeats=6, **how).rows
     assert longer[: len(grown)] == grown
     assert about(longer) == about(measure(lm, out=tmp_path / "all-lengths", repeats=6, **how).rows)
+
+
+@pytest.mark.parametrize("is_same_tokenizer", [True, False])
+def test_a_text_that_has_changed_between_the_models_of_a_run_is_refused(
+    is_same_tokenizer: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    text, folder = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 100)
+    models = [model(tokenizer, name, 64) for name in ("first", "other")]
+    if not is_same_tokenizer:
+        models[1].identity["tokenizer"] = "other"
+    what: dict[str, Any] = {"tasks": "perplexity", "lengths": (16, 32), "repeats": 2, "text": str(text)}
+    before = len(measure(models[0], out=folder, **what).rows)
+    text.write_text("the quick brown fox jumps over the lazy cat " * 100)  # as many characters
+    for some in (models, models[::-1], models[1:]):
+        with refused(f"the text '{text}' has changed since first was measured: its hash was .* Restore it to continue"):
+            measure(some, out=folder, **what)
+        with refused("has changed since first was measured"):
+            list(plans(some, "full", grid(some, **what), out=folder))
+    assert len(read_run(folder).rows) == before
+    text.write_text("the quick brown fox jumps over the lazy dog " * 100)
+    assert len(measure(models, out=folder, **what).rows) == 2 * before
+
+
+def test_a_run_without_the_contents_of_its_texts_is_continued(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    text, path = tmp_path / "text.txt", tmp_path / "run" / "run.json"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 100)
+    first, other = (model(tokenizer, name, 64) for name in ("first", "other"))
+    other.identity["tokenizer"] = "other"
+    what: dict[str, Any] = {"lengths": (16, 32), "repeats": 2, "text": str(text), "out": tmp_path / "run"}
+    rows = measure(first, **what).rows
+    header = json.loads(path.read_text())
+    contents = header["models"]["first"].pop("contents")  # as an older farspan
+    path.write_text(json.dumps(header))
+    assert len(measure(other, **what).rows) == 2 * len(rows)
+    assert len(measure(first, **what).rows) == 2 * len(rows)
+    assert [one["contents"] for one in json.loads(path.read_text())["models"].values()] == [contents, contents]
+
+
+def test_data_that_has_changed_between_the_models_of_a_run_is_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    first, other = (model(tokenizer, name, 512) for name in ("first", "other"))
+    other.identity["tokenizer"] = "other"
+    what: dict[str, Any] = {"tasks": f"qa:data={file},shots=0", "lengths": (1,), "repeats": 1, "out": tmp_path / "run"}
+    for answer, lm in (("fox", first), ("dog", other)):
+        one = {"question": "who", "answers": [answer], "ctxs": [{"text": "the quick brown fox"}]}
+        file.write_text(json.dumps(one) + "\n")
+        if answer == "fox":
+            measure(lm, **what)
+            continue
+        with refused(f"the data '{file}' has changed since first was measured"):
+            measure(lm, **what)

@@ -36,7 +36,7 @@ from farspan.measuring.plan import plan
 from farspan.measuring.setups import Grid
 from farspan.methods.full import Full
 from farspan.reader import dense_reader, read_alike
-from farspan.record import Run
+from farspan.record import Run, refuse_other_texts
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.runs import Source, of_model
 from farspan.report.training import draw_memory
@@ -167,6 +167,8 @@ class MeasuringCallback(TrainerCallback, ABC):
         autocast = str(self._autocast).removeprefix("torch.") if self._autocast else None
         self._record = grid.header | {"methods": [str(self.method)], "autocast": autocast}
         with Run.open(self.folder, self._record) as run:  # raises errors now instead of at a later step
+            kept = {name: one for name, one in run.header["models"].items() if _step_of(name) <= state.global_step}
+            refuse_other_texts(self.folder, run.header | {"models": kept}, self._identity(self._lm.name))
             # steps after the checkpoint are measured again: the training may go on with other settings
             run.cut(lambda row: _step_of(row.model) > state.global_step)
         if self._listeners is None and args.report_to:
@@ -202,8 +204,7 @@ class MeasuringCallback(TrainerCallback, ABC):
 
     def _measured(self, name: str, step: int) -> tuple[Run, dict[str, float]]:
         """Measure the model as it is now; return the run, and the values to log."""
-        named = {"name": name, "fingerprint": fingerprint(self._lm.model)}
-        identity = self._lm.identity | named | about(*self._task.texts) | {"tasks": {self._spec: self._task.settings}}
+        identity = self._identity(name) | {"fingerprint": fingerprint(self._lm.model)}
         lm = replace(self._lm, name=name, identity=identity)
         read_alike(lm, self._lm)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
@@ -212,6 +213,10 @@ class MeasuringCallback(TrainerCallback, ABC):
             with autocast:
                 measure_cell(self._task, self.method, lm, run, **self._what, watch=Watch(notice=logger.warning))
             return run, self.summarised(run, step)
+
+    def _identity(self, name: str) -> dict[str, Any]:
+        texts, tasks = about(*self._task.texts), {"tasks": {self._spec: self._task.settings}}
+        return self._lm.identity | {"name": name} | texts | tasks
 
     def _log(self, args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
         """Add values to the log history, and call `on_log` of all callbacks if this one is attached.

@@ -11,7 +11,7 @@ from farspan.lm import LM
 from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
-from farspan.measuring.one_model import lengths_of, measure_model
+from farspan.measuring.one_model import identity_of, measure_model
 from farspan.measuring.plan import Plan, Planned, plan_examples
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import Grid, grid, possible_lengths
@@ -180,7 +180,7 @@ def plans(
         lm = loader(model, weights=calibrate)
         setups = what.setups(lm, Watch())
         if header is not None:
-            refuse_other_texts(folder, header, lm.identity | lengths_of(setups, what))
+            refuse_other_texts(folder, header, identity_of(lm, setups, what))
         for one in setups:
             one = one.first_round
             measurement = one.bound.measurement

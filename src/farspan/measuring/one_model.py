@@ -15,7 +15,7 @@ from farspan.measuring.setups import Grid, Setup, possible_lengths
 from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, DEFAULT_REPEATS, LENGTHS, SAMPLED, Run, latest
+from farspan.record import ABSENT, CONTENTS, DEFAULT_REPEATS, LENGTHS, SAMPLED, Run, latest
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING
@@ -50,15 +50,20 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
     if lm.how_asked:
         watch.notice(lm.how_asked)
     setups = what.setups(lm, watch)
-    tasks = {one.what: one.bound.settings for one in setups if not one.beside}
-    texts = about(*(text for one in setups for text in one.bound.texts))
-    run.add_model(lm.identity | texts | _chat(setups, lm) | {"tasks": tasks} | lengths_of(setups, what), order)
+    run.add_model(identity_of(lm, setups, what), order)
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
     if next(iter(run.header["models"]), None) == lm.name:  # not again for each model, nor by its followers
         for line in crossings(setups, lm, what.seed):
             watch.notice(line)
     return setups
+
+
+def identity_of(lm: LM, setups: Sequence[Setup], what: Grid) -> dict[str, Any]:
+    """Return the record of a model in a run: itself, its tasks, and what they read."""
+    tasks = {one.what: one.bound.settings for one in setups if not one.beside}
+    texts = about(*(text for one in setups for text in one.bound.texts))
+    return lm.identity | texts | _chat(setups, lm) | {"tasks": tasks} | _lengths_of(setups, what)
 
 
 def _chat(setups: Sequence[Setup], lm: LM) -> dict[str, Any]:
@@ -154,12 +159,14 @@ def _measure_setup(
 
 def about(*texts: Corpus) -> dict[str, Any]:
     """Return the record of texts for a model, which comparisons with another tokenizer's numbers need."""
+    contents = {text.name: text.content for text in texts if text.content is not None}
     per_token = {text.hash: text.characters_per_token for text in texts}
     unknown = {text.hash: round(text.unknown, 4) for text in texts if text.unknown > UNKNOWN_SHARE}
-    return {"texts": sorted(per_token), "characters_per_token": per_token} | ({"unknown": unknown} if unknown else {})
+    known = {"texts": sorted(per_token), "characters_per_token": per_token, CONTENTS: contents}
+    return known | ({"unknown": unknown} if unknown else {})
 
 
-def lengths_of(setups: Sequence[Setup], what: Grid) -> dict[str, dict[str, list[int]]]:
+def _lengths_of(setups: Sequence[Setup], what: Grid) -> dict[str, dict[str, list[int]]]:
     """Return the record of the lengths of a model, and of those for which its texts are sampled, by task; nothing where
     lengths are given."""
     if isinstance(what.lengths, tuple):

@@ -30,7 +30,7 @@ from farspan.record.rows import (
     writers_files,
     written_by,
 )
-from farspan.record.sampled import LENGTHS, SAMPLED, refuse_other_texts
+from farspan.record.sampled import CONTENTS, LENGTHS, SAMPLED, refuse_other_texts
 from farspan.record.settings import as_read, continued, refuse_differences
 from farspan.schema import FORM
 from farspan.schema.row import Row
@@ -155,10 +155,10 @@ class Run:
                 lengths with other texts.
         """
         identity = as_read(identity)
-        lengths = {name: identity.pop(name) for name in (LENGTHS, SAMPLED) if name in identity}
+        of_texts = {name: identity.pop(name) for name in (LENGTHS, SAMPLED, CONTENTS) if name in identity}
 
         def add(header: dict[str, Any]) -> None:
-            refuse_other_texts(self.folder, header, identity | lengths)
+            refuse_other_texts(self.folder, header, identity | of_texts)
             before = header["models"].setdefault(identity["name"], identity)
             recorded, now = (one.get("sentence_nats") for one in (before, identity))
             if not _alike(recorded, now):
@@ -167,18 +167,12 @@ class Run:
                     f"nats, now {now}): {identity['name']} probably has other weights, or another precision. Choose "
                     "another folder (out)"
                 )
-            old, new = before.get("texts", []), identity.get("texts", [])
-            if old != new:
-                raise ValueError(
-                    f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
-                    f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (out)"
-                )
-            recorded = {key: value for key, value in before.items() if key not in (LENGTHS, SAMPLED)}
+            recorded = {key: value for key, value in before.items() if key not in (LENGTHS, SAMPLED, CONTENTS)}
             known, given = (one | OPTIONAL for one in (recorded, identity))
             refuse_differences(self.folder, "run", known, given, may_change=("device", "sentence_nats", "fingerprint"))
             refuse_other_config(self.folder, before, identity)
             refuse_other_weights(self.folder, before, identity)
-            before |= lengths
+            before |= of_texts
             named = header["sessions"][self._session].setdefault("models", [])
             if identity["name"] not in named:
                 named.append(identity["name"])

@@ -1,6 +1,6 @@
-"""The lengths for which a run samples its texts, where these follow from its models, and their check."""
+"""Checks that all models of a run read the same texts: their content, and the lengths for which they are sampled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +8,27 @@ LARGEST = "largest_trained_length"  # setting: of models with different ones, in
 # of a model in run.json, by task, where lengths follow from the models: its own lengths, and those of all models of the
 # run, for which texts are sampled; of an adaptive curve the longest, and the tokens sampled
 LENGTHS, SAMPLED = "lengths", "sampled"
+CONTENTS = "contents"  # of a model in run.json: by name of a text, a hash of its documents that no tokenizer changes
+OF_TOKENS = {"text_hash": "text", "target_hash": "target_text", "prefix_hash": "prefix_text", "keys_hash": "keys"}
+HASHES = {**OF_TOKENS, "data_hash": "data", "index_hash": "index"}  # in the settings of a task, with what names each
 
 
 def refuse_other_texts(folder: Path, header: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raise ValueError if a model would read other texts than the run has of it, or of another model with its
-    tokenizer: the tables would treat them as one set.
+    """Raise ValueError if a model would read a text, a data set or an index in another state than a model of the run
+    did, or texts sampled for other lengths than one with its tokenizer: the tables would treat them as one set.
 
     Args:
         header: of run.json.
-        identity: of the model, with its lengths.
+        identity: of the model, with its tasks and lengths.
     """
     now = identity.get(SAMPLED, {})
     for name, about in header["models"].items():
+        for what, old, new in _read_by_both(about, identity):
+            if old != new:
+                raise ValueError(
+                    f"{folder}: {what} has changed since {name} was measured: its hash was {old}, now {new}. Restore "
+                    "it to continue the run, or measure all models into another folder (out)"
+                )
         is_same = name == identity["name"]
         if not is_same and (identity.get("tokenizer") is None or about.get("tokenizer") != identity["tokenizer"]):
             continue
@@ -37,6 +46,19 @@ def refuse_other_texts(folder: Path, header: Mapping[str, Any], identity: Mappin
                     f"models named now, they would be sampled for {spanned(lengths)}. Measure all models into another "
                     "folder (out); with --lengths there, models can be added later"
                 )
+
+
+def _read_by_both(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what two models read, as text, and its hash for each; models of an older farspan have no `CONTENTS`."""
+    is_same = before.get("tokenizer") == now.get("tokenizer") is not None
+    for task, settings in now.get("tasks", {}).items():
+        known = before.get("tasks", {}).get(task, {})
+        for key, name in HASHES.items():
+            if (is_same or key not in OF_TOKENS) and known.get(key) is not None and settings.get(key) is not None:
+                kind = "data" if key == "data_hash" else name.removeprefix("target_").removeprefix("prefix_")
+                yield f"the {kind} {settings.get(name, settings.get('set'))!r}", known[key], settings[key]
+    for name, hashed in now.get(CONTENTS, {}).items():
+        yield f"the text {name!r}", before.get(CONTENTS, {}).get(name, hashed), hashed
 
 
 def spanned(lengths: Sequence[int]) -> str:

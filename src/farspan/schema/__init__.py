@@ -190,6 +190,7 @@ class Identity(Checked):
     texts: list[str] = []  # hashes of the texts read
     # by hash of the text
     characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}
+    contents: dict[str, str] = {}  # by name of a text: a hash of its documents, without a tokenizer
     tasks: dict[str, Words] = {}  # settings of each, for this model
     # by task, where they follow from the models: its lengths, and those for which texts are sampled
     lengths: dict[str, Lengths] = {}

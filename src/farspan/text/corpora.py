@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,6 +44,7 @@ class Corpus:
     shuffled: bool = False  # windows have their tokens in shuffled order
     ordered_hash: str | None = None  # of a shuffled text: the hash of the text itself
     unknown: float = 0.0  # share of tokens that are the tokenizer's unknown token
+    content: str | None = None  # hash of the documents, the same for all tokenizers; None for random tokens
     _first: dict[tuple[int, int, int], list[int]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @property
@@ -212,7 +213,9 @@ def load(name: str, tokenizer: Any) -> Corpus:
             f"warning: {about['most'] / len(tokens):.1%} of the tokens of text {name!r} are one token "
             f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r:.40}): results on it mean little."
         )
-    return Corpus(name, content.key, tokens, starts, characters=content.characters, unknown=unknown)
+    return Corpus(
+        name, content.key, tokens, starts, characters=content.characters, unknown=unknown, content=content.hash
+    )
 
 
 def join(documents: Iterable[np.ndarray], separator: tuple[int, ...]) -> Int[np.ndarray, "total"]:
@@ -245,7 +248,7 @@ class _Content:
         self.characters = self.num_left_out = 0
         self._first = f"{CACHE_FORMAT} {tokenizer_hash(tokenizer)}".encode()
         self._sizes: list[int | None] = []  # bytes; None: blank
-        digest = hashlib.sha256(self._first)
+        digest, plain = hashlib.sha256(self._first), hashlib.sha256()
         for document in documents(name):
             size = characters = 0
             blank = True
@@ -258,12 +261,13 @@ class _Content:
                 self.num_left_out += 1
                 continue
             self.characters += characters
-            digest.update(size.to_bytes(8, "little"))
-            for block in blocks(document):
-                digest.update(block.encode())
+            pieces = (block.encode() for block in blocks(document))
+            for piece in chain([size.to_bytes(8, "little")], pieces):
+                digest.update(piece)
+                plain.update(piece)
         if not self.characters:
             raise no_documents(name)
-        self.key = digest.hexdigest()[:16]
+        self.key, self.hash = digest.hexdigest()[:16], plain.hexdigest()[:16]
 
     def documents(self) -> Iterator[Iterable[str]]:
         """Yield the documents that are not blank, each in blocks, from a second reading.
