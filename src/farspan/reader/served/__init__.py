@@ -146,8 +146,6 @@ def served(
     _check_answer(transport, words, ids, source)
     context, most = _context(client, about, transport.engine)
     shown = f"{_short(name)} ({transport.engine})"
-    nats = _sentence_nats(transport, ids, len(separator.ids))
-    client.take()
     identity = {
         "name": shown,
         "revision": None,
@@ -161,8 +159,9 @@ def served(
         "separator": {"kind": separator.kind, "ids": list(separator.ids)},
         "tokenizer": tokenizer_hash(words),
         "fingerprint": hashlib.sha256(f"{name} {entries} {context}".encode()).hexdigest()[:16],
-        "sentence_nats": nats,
+        "sentence_nats": _sentence_nats(transport, ids, len(separator.ids)),
     }
+    client.take()
     return ServedLM(
         Elsewhere(shown),
         words,
