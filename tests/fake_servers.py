@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import ssl
 import threading
 import time
@@ -11,7 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from huggingface_hub import constants
 
 MODEL = "tiny"
 BLOCK = 16  # tokens of vLLM's cache
@@ -278,3 +281,20 @@ def serving(fake: Fake, *, certificate: Path | None = None) -> Iterator[str]:
         fake.closed = True  # also for connections that are still open
         server.shutdown()
         server.server_close()
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Use another hub."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+
+
+def closed_hub(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Use a hub that cannot be reached, return its address, and fail where a request to it is repeated."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    use_hub(monkeypatch, address)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a request is repeated"))
+    return address

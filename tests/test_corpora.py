@@ -390,7 +390,9 @@ def test_a_missing_column_of_a_hub_dataset_is_named(monkeypatch: pytest.MonkeyPa
 def test_a_hub_dataset_that_cannot_be_read_while_offline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # it reads the environment once
-    with pytest.raises(ValueError, match=r"hub dataset org/name@.*HF_HUB_OFFLINE is set.*does not exist either"):
+    with pytest.raises(
+        ValueError, match=r"^text 'org/name' is neither a file nor a folder, and .*HF_HUB_OFFLINE is set"
+    ):
         list(read_texts("org/name"))
 
 
@@ -401,6 +403,7 @@ def test_a_hub_dataset_that_cannot_be_read_online_does_not_speak_of_offline(monk
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("farspan.text.hub._is_reached", lambda: True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(ValueError, match="no route") as raised:
         list(read_texts("org/name"))

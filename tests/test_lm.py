@@ -2,7 +2,7 @@
 
 import copy
 import json
-import socket
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fake_servers import closed_hub, use_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
@@ -166,13 +167,6 @@ def test_a_gated_model_is_refused_with_the_way_in(monkeypatch: pytest.MonkeyPatc
         load("org/gated")
 
 
-def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """A hub without models, and the statuses that it answers; the last is repeated."""
@@ -213,13 +207,38 @@ def test_a_hub_that_is_busy_is_requested_again(hub: list[int], monkeypatch: pyte
 def test_a_model_that_is_not_cached_is_refused_at_once_without_a_network(
     given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("time.sleep", raising(AssertionError("a retry")))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = f"http://127.0.0.1:{server.getsockname()[1]}"
-    use_hub(monkeypatch, closed)
+    closed = closed_hub(monkeypatch)
     said = rf"neither a folder nor cached, and {closed} cannot be reached: correct the name, or connect to the network$"
     with pytest.raises(ValueError, match=said):
         load("org/none", **given)
+
+
+@pytest.fixture
+def cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The hub id of a model in the hub's cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = tmp_path / "hub" / "models--org--tiny"
+    shutil.copytree(folder, place / "snapshots" / ("1" * 40))
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("1" * 40)
+    return "org/tiny"
+
+
+def test_a_cached_model_loads_at_once_without_a_network(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed_hub(monkeypatch)
+    assert load(cached, device="cpu").name == cached
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_with_local_files_only_nothing_is_connected_to(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed_hub(monkeypatch)
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(f"socket.socket.{name}", lambda *_: pytest.fail("a connection"))
+    assert load(cached, device="cpu", local_files_only=True).name == cached
+    said = "'org/none' is neither a folder nor cached, and local_files_only=True is given: leave it out to download$"
+    for given in ({}, {"gguf": "tiny.gguf"}):
+        with pytest.raises(ValueError, match=said if not given else said.replace("none'", "none/tiny.gguf'")):
+            load("org/none", local_files_only=True, **given)
 
 
 def test_an_interrupt_while_a_model_loads_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
+from fake_servers import closed_hub
 from test_cli import farspan, last_line, refused
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -456,6 +457,11 @@ def test_an_encoder_that_cannot_be_loaded_is_one_line(
     pytest.importorskip("sentence_transformers")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(ValueError, match=r"^encoder 'some/encoder' is neither [^\n]*HF_HUB_OFFLINE[^\n]*$"):
+        build(text, tmp_path / "index", kind="dense", encoder="some/encoder")
+    closed = closed_hub(monkeypatch)
+    with pytest.raises(
+        ValueError, match=rf"^encoder 'some/encoder' is neither a folder nor cached, and {closed} cannot"
+    ):
         build(text, tmp_path / "index", kind="dense", encoder="some/encoder")
 
 

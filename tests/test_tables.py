@@ -2,11 +2,13 @@
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_servers import closed_hub
 from test_cli import farspan, last_line, refused
 
 from farspan.lm import LM
@@ -256,10 +258,26 @@ def test_a_data_set_that_is_only_a_script_names_its_parquet(hub: Any, monkeypatc
 
 
 def test_what_the_cache_does_not_hold_is_not_found_offline(hub: Any) -> None:
-    with pytest.raises(ValueError, match=r"org/none@default:test cannot be read: .*HF_HUB_OFFLINE is set: unset it"):
+    said = r"dataset org/none@default:test is not cached, and HF_HUB_OFFLINE is set: unset it to download; or give a"
+    with pytest.raises(ValueError, match=said):
         read_table("org/none:test")
-    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
+    with pytest.raises(ValueError, match=said):
         hub_table("org/none", None, "test", converted=True)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_what_is_not_cached_is_refused_at_once_without_a_network(
+    converted: bool, hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = closed_hub(monkeypatch)
+    said = f"dataset org/none@default:test is not cached, and {closed} cannot be reached: .* file or folder$"
+    with pytest.raises(ValueError, match=said):
+        hub_table("org/none", None, "test", converted=converted)
+    hub.put("org/set", {"test.jsonl": '{"text": "a"}\n'})
+    assert hub_table("org/set", None, "test").rows == [{"text": "a"}]
+    said = f"Unknown split .* the rest of it is not cached, and {closed} cannot be reached"
+    with pytest.raises(ValueError, match=said):
+        hub_table("org/set", None, "train")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +302,7 @@ def test_online_the_hub_is_asked_for_the_name_itself(monkeypatch: pytest.MonkeyP
         asked.append((given, named))
         return SimpleNamespace(features={}, to_list=lambda: [{"text": "a"}])
 
-    monkeypatch.setattr(hub_module, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(hub_module, "cached_only", lambda: nullcontext(False))
     monkeypatch.setattr(hub_module, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
     hub_table("a/b", "c", "d")
     hub_table("a/b", None, "d", converted=True)
@@ -310,7 +328,7 @@ def test_tasks_take_their_data_from_the_hub(hub: Any, lm: LM, tmp_path: Path, mo
         common = ("task", name, "tiny", "--lengths", lengths, "--repeats", 2, "--device", "cpu", "--json")
         [found] = last_line(farspan(*common))["results"]
         assert found["num_examples"] == 2, name
-    assert "CogComp/trec@default:train cannot be read" in refused(farspan("task", "icl:set=trec_fine", "tiny"))
+    assert "CogComp/trec@default:train is not cached" in refused(farspan("task", "icl:set=trec_fine", "tiny"))
 
 
 def test_documents_too_come_from_the_hubs_cache(hub: Any) -> None:

@@ -22,7 +22,7 @@ from farspan.cepe.model import CepeModel, cepe_class
 from farspan.cepe.saving import ADAPTER, is_added, weights_hash
 from farspan.loading import load_config, load_tokenizer, load_weights, locating, own_module
 from farspan.loading.errors import RefusedError, explained
-from farspan.loading.places import place_of
+from farspan.loading.places import cached_parts, place_of
 from farspan.record import changed_fields
 
 
@@ -187,8 +187,9 @@ def _from_adapter(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
         ) from error
     _refuse_other_base(place, config, base)
-    with explained(place, "adapter", ADAPTER, None):
-        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=revision, **local))
+    folder = place_of(place)
+    with explained(place, "adapter", ADAPTER, None, local), cached_parts(folder, local):
+        tensors = load_file(cached_file(folder, ADAPTER, revision=revision, **local))
     if getattr(config, "added_dtype", None) == "float32":
         dtype = torch.float32
     elif isinstance(dtype, str):

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import cached_file, extract_commit_hash, logging
 
 from farspan.loading.errors import RefusedError, explained, one_line, only_adapter
-from farspan.loading.places import check_hub, place_of
+from farspan.loading.places import cached_parts, place_of
 from farspan.loading.refusals import check_causal, check_config, check_windows, refuse_integers, refuse_pickles
 
 LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
@@ -65,9 +65,7 @@ def load_config(
         if (folder / "adapter_config.json").is_file():
             raise ValueError(only_adapter(shown, what))
         raise ValueError(f"folder {shown!r} holds no {what}: it has no config.json. Give a folder that holds one")
-    with explained(name, what, "config.json", trust_remote_code):
-        if not Path(place).is_dir():
-            check_hub(place, "config.json", revision, local)
+    with explained(name, what, "config.json", trust_remote_code, local), cached_parts(place, local):
         fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision, **local)
         check_config(fields, bool(trust_remote_code))
         config = AutoConfig.from_pretrained(
@@ -94,7 +92,7 @@ def load_tokenizer(
         ValueError: no tokenizer, or one that is damaged, unknown to transformers or needs code.
     """
     place = place_of(name)
-    with explained(name, what, "tokenizer", trust_remote_code):
+    with explained(name, what, "tokenizer", trust_remote_code, local), cached_parts(place, local):
         return AutoTokenizer.from_pretrained(
             place, revision=revision, trust_remote_code=bool(trust_remote_code), **local
         )
@@ -186,11 +184,11 @@ def load_weights(
         ValueError: weights that are missing, damaged, pickled or of other shapes, unexpected weights
             of the model's own modules, or a config from which no model can be built.
     """
-    place = place_of(name)
+    place, local = place_of(name), locating(options)
     if not allow_pickle:
-        with explained(name, what, "index of weights", trust_remote_code):
-            refuse_pickles(place, config, locating(options), revision)
-    with explained(name, what, "config.json", trust_remote_code):
+        with explained(name, what, "index of weights", trust_remote_code, local), cached_parts(place, local):
+            refuse_pickles(place, config, local, revision)
+    with explained(name, what, "config.json", trust_remote_code, local), cached_parts(place, local):
         if kind is AutoModelForCausalLM:
             check_causal(config)
         try:
@@ -215,8 +213,8 @@ def load_weights(
             fix = f"it was saved as {saved[0]}, and is read as {type(model).__name__}. Give another, or {fix}"
         raise ValueError(f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: {fix}")
     if not getattr(config, "quantization_config", None):
-        with explained(name, what, "weights", trust_remote_code):
-            refuse_integers(place, locating(options), revision)
+        with explained(name, what, "weights", trust_remote_code, local), cached_parts(place, local):
+            refuse_integers(place, local, revision)
     return model.eval(), _left_out(model, report["unexpected_keys"], name, what)
 
 

@@ -1,12 +1,14 @@
 """Errors of loading a model, in one line each."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import transformers
-from huggingface_hub import constants, is_offline_mode
+from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -20,6 +22,7 @@ from safetensors import SafetensorError
 from farspan.files import expanded, is_disk_full, parse_json
 from farspan.hf.device import is_out_of_memory
 from farspan.specs import closest
+from farspan.text.hub import why_not_downloaded
 
 # Errors of transformers for impossible values in a config, a tokenizer's files or an index of weights: it checks types
 # of fields (StrictDataclassError), but computes with any values. The values are the user's, so each is reported as an
@@ -29,6 +32,7 @@ BROKEN = (
     TypeError, ValueError,
 )  # fmt: skip
 LONGEST = 300  # characters shown of a message of transformers
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class RefusedError(ValueError):
@@ -36,7 +40,9 @@ class RefusedError(ValueError):
 
 
 @contextmanager
-def explained(name: str | Path, what: str, part: str, trust_remote_code: bool | None) -> Iterator[None]:
+def explained(
+    name: str | Path, what: str, part: str, trust_remote_code: bool | None, local: Mapping[str, Any] = NOTHING
+) -> Iterator[None]:
     """Turn errors of loading in the block into ValueErrors of one line. Others, such as too little memory or a full
     disk, stay.
 
@@ -45,16 +51,20 @@ def explained(name: str | Path, what: str, part: str, trust_remote_code: bool | 
         what: its kind, such as "model" or "encoder".
         part: what is read of it, such as "config.json" or "tokenizer".
         trust_remote_code: whether its own Python code may run; None: there is no way to allow it.
+        local: the options that locate files, `farspan.loading.LOCAL`.
     """
+    local_files_only = bool(local.get("local_files_only"))
     try:
         yield
     except Exception as error:  # `tokenizers` raises plain Exceptions
-        if (line := _explained(error, str(name), what, part, trust_remote_code)) is None:
+        if (line := _explained(error, str(name), what, part, trust_remote_code, local_files_only)) is None:
             raise
         raise ValueError(line) from error
 
 
-def _explained(error: BaseException, name: str, what: str, part: str, trust: bool | None) -> str | None:
+def _explained(
+    error: BaseException, name: str, what: str, part: str, trust: bool | None, local_files_only: bool
+) -> str | None:
     """Return a line about an error of loading; None for an error of another kind."""
     if is_out_of_memory(error) or (isinstance(error, OSError) and is_disk_full(error)):
         return None
@@ -71,13 +81,13 @@ def _explained(error: BaseException, name: str, what: str, part: str, trust: boo
     if isinstance(error, ValueError) and isinstance(error.__cause__, OSError):
         error = error.__cause__
     if isinstance(error, OSError | HFValidationError | ImportError):
-        return _not_found(name, what, part, error)
+        return _not_found(name, what, part, error, local_files_only)
     if isinstance(error, BROKEN) or type(error) is Exception:
-        return f"{of} {_broken(error, name, part, trust)}"
+        return f"{of} {_broken(error, name, what, part, trust)}"
     return None
 
 
-def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> str:
+def _broken(error: BaseException, name: str, what: str, part: str, trust: bool | None) -> str:
     message = one_line(error)
     if "trust_remote_code" in str(error):
         if trust is None:
@@ -89,8 +99,9 @@ def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> s
     if "Unrecognized" in str(error) or "does not recognize" in str(error):
         message = message.partition(" Model type should be one of")[0].partition(" Should have a")[0]
         message = message.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
-        known = f"is not a causal language model known to transformers {transformers.__version__}: {message}"
-        return f"{known}. Give another model, or install a newer transformers"
+        kind = "not a causal language model" if what == "model" else f"no {what}"
+        known = f"is {kind} known to transformers {transformers.__version__}: {message}"
+        return f"{known}. Give another {what}, or install a newer transformers"
     if damaged := damaged_json(str(expanded(name))):
         return f"cannot be loaded: {damaged}. Download it again"
     if part == "tokenizer":
@@ -146,7 +157,7 @@ def only_adapter(folder: str, what: str) -> str:
     )
 
 
-def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
+def _not_found(name: str, what: str, part: str, error: BaseException, local_files_only: bool) -> str:
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -179,13 +190,9 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
         return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
     near = closest(name, ["demo"] if what == "model" else [])
-    if is_offline_mode() or caused_by(OfflineModeIsEnabled):
-        return f"{what} {name!r} is neither a folder nor cached{near}, and HF_HUB_OFFLINE is set: unset it to download"
     if caused_by(RepositoryNotFoundError):
         return f"{what} {name!r} is neither a folder nor on the hub{near} (a private one needs `hf auth login`)"
-    if caused_by(LocalEntryNotFoundError):
-        return (
-            f"{what} {name!r} is neither a folder nor cached{near}, and {constants.ENDPOINT} cannot be reached: "
-            "correct the name, or connect to the network"
-        )
+    if local_files_only or is_offline_mode() or caused_by(LocalEntryNotFoundError, OfflineModeIsEnabled):
+        why = why_not_downloaded(local_files_only=local_files_only)
+        return f"{what} {name!r} is neither a folder nor cached{near}, and {why}"
     return f"{what} {name!r} cannot be loaded: {message}"

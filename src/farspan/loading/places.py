@@ -1,21 +1,19 @@
 """Where a model is: the embedded model, a folder, a GGUF file or a hub id."""
 
-import socket
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
-from huggingface_hub import constants, is_offline_mode, try_to_load_from_cache
-from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers.utils import cached_file
 
 from farspan.files import expanded
 from farspan.loading import gguf
 from farspan.loading.errors import explained
 from farspan.terminal import report
+from farspan.text.hub import cached_only
 
 DEMO = "demo"  # the embedded model
 
@@ -51,23 +49,17 @@ def place_of(name: str | Path) -> str:
     return str(folder) if folder.is_dir() else place
 
 
-def check_hub(model: str, file: str, revision: str | None, local: dict[str, Any]) -> None:
-    """Check that a file of a hub id is cached or the hub can be reached: huggingface_hub would try for half a minute.
+def cached_parts(place: str, local: Mapping[str, Any]) -> AbstractContextManager[bool]:
+    """Return a context in which only cached files of a place are used, if that is wanted or the hub cannot be reached.
 
-    Raises:
-        LocalEntryNotFoundError: neither.
+    Args:
+        place: as `place_of` returns it.
+        local: the options that locate files, `farspan.loading.LOCAL`.
     """
-    if is_offline_mode() or local.get("local_files_only") or local.get("proxies") or getproxies():
-        return
-    file = str(Path(local.get("subfolder", ""), file))
-    if isinstance(try_to_load_from_cache(model, file, local.get("cache_dir"), revision), str):
-        return
-    hub = urlsplit(constants.ENDPOINT)
-    address = hub.hostname or "", hub.port or (80 if hub.scheme == "http" else 443)
-    try:
-        socket.create_connection(address, constants.HF_HUB_ETAG_TIMEOUT).close()
-    except OSError as error:
-        raise LocalEntryNotFoundError(f"{constants.ENDPOINT} cannot be reached") from error
+    wanted = bool(local.get("local_files_only"))
+    if Path(place).is_dir() and not wanted:
+        return nullcontext(False)
+    return cached_only(wanted=wanted, proxies=bool(local.get("proxies")))
 
 
 def gguf_file(model: str | Path, file: str, revision: str | None, **local: Any) -> str:
@@ -89,6 +81,5 @@ def gguf_file(model: str | Path, file: str, revision: str | None, **local: Any) 
             shown = folder if "subfolder" in local else model
             raise ValueError(f"folder {shown} has no file {file!r}: its GGUF files are {others} (--gguf)")
         return str(folder / file)
-    with explained(f"{model}/{file}", "model", "GGUF file", None):
-        check_hub(str(model), file, revision, local)
+    with explained(f"{model}/{file}", "model", "GGUF file", None, local), cached_parts(str(model), local):
         return str(cached_file(str(model), file, revision=revision, **local))

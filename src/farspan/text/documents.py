@@ -193,7 +193,7 @@ def _of_hub(id: str, config: str | None, split: str, column: str | None) -> Iter
     try:
         name, rows = hub_rows(id, config, split)
     except ValueError as error:
-        raise ValueError(f"{error}; a local file or folder of that name does not exist either") from error
+        raise ValueError(f"text {id!r} is neither a file nor a folder, and {error}") from error
     each = ((f"{name}, row {number:,}", row) for number, row in enumerate(rows, 1))
     yield from _column(Rows(each, rows.column_names), column or "text", id)
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import is_offline_mode
 from jaxtyping import Float
-from safetensors import SafetensorError
 
 from farspan.extras import optional_import
 from farspan.files import expanded
@@ -86,15 +84,9 @@ def _pooling(part: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _loaded(name: str, files: tuple[tuple[Path, int, int], ...]) -> Any:
-    from farspan.hf.device import is_out_of_memory
+    from farspan.loading.errors import explained
+    from farspan.loading.places import cached_parts
 
-    try:
-        return optional_import("sentence_transformers", "retrieval").SentenceTransformer(name)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if is_out_of_memory(error) or (isinstance(error, ValueError) and "farspan[" in str(error)):
-            raise
-        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ValueError(
-            f"encoder {name!r} is neither a folder nor a model that can be loaded: {why}"
-            + (" HF_HUB_OFFLINE is set: unset it to download." if is_offline_mode() else "")
-        ) from error
+    library = optional_import("sentence_transformers", "retrieval")
+    with explained(name, "encoder", "weights", None), cached_parts(name, {}):
+        return library.SentenceTransformer(name)
