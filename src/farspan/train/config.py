@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from farspan import files
 from farspan.record import refuse_differences
-from farspan.specs import closest
+from farspan.schema import shortened
+from farspan.specs import as_written, closest
+from farspan.train.expected import expected_values
 
 MOST_WHOLE = 2**31 - 1  # the largest whole number: the product of two fits 64 bits
 MOST = 1e30  # the largest other number: float32 reaches 3e38
@@ -28,7 +31,7 @@ class Settings(BaseModel):
     def _no_boolean_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
         kind = cls.model_fields[str(field.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:  # pydantic reads true as 1
-            raise ValueError("expected a number, not true or false")
+            raise PydanticCustomError("boolean", "a number")
         return value
 
     @field_validator("*", mode="after")
@@ -37,7 +40,7 @@ class Settings(BaseModel):
         for number in value if isinstance(value, tuple) else (value,):
             most = MOST_WHOLE if isinstance(number, int) else MOST
             if isinstance(number, int | float) and abs(number) > most:
-                raise ValueError(f"expected a number of at most {most:g}")
+                raise ValueError(f"expected at most {as_written(most) if most == MOST else f'{most:,}'}")
         return value
 
     def refuse_unused(self, names: Iterable[str], given: str, fix: str, table: str = "") -> None:
@@ -120,8 +123,8 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         own = parsed(path)
         if _wrong_keys(kind, own) & _wrong_keys(kind, values) and (recipe := recipe_of(own)):
             raise ValueError(f"config {path} is of the recipe {recipe}: use farspan train {recipe} {path}") from error
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_problem(kind, e)}" for e in error.errors())
-        raise ValueError(f"config {path}: {problems}") from error
+        problems = dict.fromkeys(_problem(kind, values, one) for one in error.errors())
+        raise ValueError(f"config {path}: {'; '.join(problems)}") from error
 
 
 def parsed(path: str | Path) -> dict[str, Any]:
@@ -257,21 +260,41 @@ def _wrong_keys(kind: type[Settings], values: dict[str, Any]) -> set[str]:
     return set()
 
 
-def _problem(kind: type[Settings], error: Any) -> str:
-    """Return what is wrong with a field of a config, from an error of pydantic."""
-    if error["type"] == "missing":
-        return "missing, expected a value"
-    if error["type"] != "extra_forbidden":
-        message = str(error["msg"]).removeprefix("Value error, ")  # pydantic's prefix
-        own = error["type"] == "value_error" and isinstance(error["input"], dict)  # of a table, which names its fields
-        return message if own else f"{message} (given {error['input']!r})"
-    *tables, key = error["loc"]
-    for table in tables:
-        kind = table_of(kind.model_fields[table].annotation) or Settings
+def _problem(kind: type[Settings], values: Any, error: Any) -> str:
+    """Return what is wrong with a field of a config, with its name, from an error of pydantic."""
+    place, field = list[str](), None
+    for part in error["loc"]:  # a field, or a table and its field; then parts of a value, and the types that were tried
+        if (found := kind.model_fields.get(str(part))) is None:
+            break
+        place, field, values = [*place, str(part)], found, values.get(part) if isinstance(values, dict) else None
+        if (table := table_of(found.annotation)) is None:
+            break
+        kind = table
+    name = ".".join(place)
+    if error["type"] == "missing" and len(place) == len(error["loc"]):  # not a number of a list
+        return f"{name}: missing, expected a value"
+    if error["type"] == "extra_forbidden":
+        return f"{'.'.join(map(str, error['loc']))}: {_unknown(kind, str(error['loc'][-1]))}"
+    if error["type"] != "value_error":
+        assert field is not None
+        expected = "a finite number" if error["type"] == "finite_number" else expected_values(field)
+        return f"{name}: got {_shown(values)}, expected {expected}"
+    message = str(error["msg"]).removeprefix("Value error, ")  # pydantic's prefix
+    if isinstance(error["input"], dict):  # of a table, which names its fields
+        return f"{name}: {message}" if name else message
+    return f"{name}: got {_shown(values)}, {message}"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as in TOML, at most 60 characters."""
+    return str(value).lower() if isinstance(value, bool) else shortened(value)
+
+
+def _unknown(kind: type[Settings], key: str) -> str:
     for name, field in kind.model_fields.items():
         if key in (table_of(field.annotation) or Settings).model_fields:
             return f"unknown key (did you mean {name}.{key}?)"
-    return f"unknown key{closest(str(key), kind.model_fields)}"
+    return f"unknown key{closest(key, kind.model_fields)}"
 
 
 def _put(values: dict[str, Any], key: list[str], value: Any) -> None:

@@ -24,7 +24,8 @@ class WatchSettings(Settings):
     text: str = "builtin:held-out"
     # steps from one measurement to the next, the first being before the training; 0: never; default a quarter of all
     every: int | None = Field(None, ge=0)
-    lengths: tuple[Annotated[int, Field(gt=1)], ...] | None = None  # tokens; default depends on the recipe
+    # tokens; default depends on the recipe
+    lengths: tuple[Annotated[int, Field(gt=1)], ...] | None = Field(None, min_length=1)
     repeats: int = Field(4, gt=1)  # number of windows of the perplexity
     curve: bool = True  # also measure a small forgetting curve
     tokens: int | None = Field(None, gt=0)  # at most, fed for one curve; default 24 times its longest context
