@@ -462,9 +462,23 @@ def test_numbers_are_not_folded_at_80_columns(baseline: Path, capsys: pytest.Cap
     second = replace(before, rows=[*map(shifted(0.1, 0.1), before.rows), *with_costs((1.3, 0.9, 1.8), 10**6)])
     print_changes(compare(first, second), Terminal(width=80))
     printed = capsys.readouterr().out
+    assert len([line for line in printed.splitlines() if "within" in line and "verdict" in line]) == 1  # one table
     assert printed.count("[") == printed.count("]")
     assert all(line.count("[") == line.count("]") for line in printed.splitlines())
     assert "equal: the 90 % interval of the change (not shown) is within the tolerance" in printed
+
+
+def test_a_wide_table_of_changes_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    named = [("cost", "tokens/s out"), ("perplexity", "perplexity"), ("score", "nats gained per mention")]
+    some = [
+        Change(kind, name, "full", "", 32_768, 1e4, 1.2e4, Estimate(0.1, -0.1, 0.3, 0.09), 0.2, True, 9, 0.09)
+        for kind, name in named
+    ]
+    print_changes(Comparison(some), Terminal(width=80))
+    printed = capsys.readouterr().out
+    assert printed.count("baseline  ") == 1
+    assert printed.count("p = 0.090") == 3
+    assert "10,000 " in printed  # without decimals
 
 
 def test_lengths_in_names_are_not_broken_at_their_comma(capsys: pytest.CaptureFixture[str]) -> None:

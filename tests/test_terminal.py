@@ -68,6 +68,20 @@ def test_a_name_too_long_for_its_column_is_broken_between_its_settings() -> None
 
 def test_a_line_breaks_between_words_on_a_terminal_and_nowhere_else() -> None:
     words = "the quick brown fox jumps over the lazy dog"
+@pytest.mark.parametrize("window", [64, 508, 2_524, 32_768])
+def test_no_line_of_a_head_is_a_comma_alone(window: int) -> None:
+    file = StringIO()
+    heads = [
+        "length",
+        *(f"sinks:window={window},sinks=4+rope:type=yarn,factor=4 {half}" for half in ("copy", "control")),
+    ]
+    Terminal(file=file, width=40).print_table("a title", heads, [["64", "0.5", "0.25"]], num_keys=1)
+    words = file.getvalue().split()
+    assert not {",", "+"} & set(words)
+    assert f"sinks:window={window}"[:16] in " ".join(words)
+    assert "".join(words).count(",") == 4
+
+
     for text, is_terminal, lines in (
         (words, True, ["the quick brown fox", "jumps over the lazy", "dog"]),
         (words, False, [words]),

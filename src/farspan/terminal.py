@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
@@ -16,6 +17,7 @@ from rich.text import Text
 
 # C0 except tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+INTERVAL = re.compile(r" (?=\[|p = )")  # where a cell may be broken: before the interval, or the p, of its number
 WORD = 16  # characters of a word in a column head that stay on one line, however narrow the cells are
 _reported: set[str] = set()  # lines that this process has printed
 
@@ -68,8 +70,9 @@ class Terminal(Console):
         num_names: int = 0,
         num_keys: int | None = None,
     ) -> None:
-        """Print a table of numbers. If it is wider than the terminal, print its columns in several tables, so that
-        every number stays on one line; only names are broken, after `,` or `+`.
+        """Print a table of numbers. If it is wider than the terminal, names are broken, after `,` or `+` and before
+        numbers, and intervals are below their numbers if the table then fits; otherwise its columns are in several
+        tables. Every number and every interval stays on one line.
 
         Args:
             num_names: the first columns that hold names, aligned on the left.
@@ -79,8 +82,9 @@ class Terminal(Console):
         columns = [[str(cell) for cell in column] for column in zip_longest(head, *lines, fillvalue="")]
         self.print(Text(title, style="table.title"))
         if not self._fits(columns, num_names):
-            names = [list(map(_broken, column)) for column in columns[:num_names]]
-            columns = names + [[_narrow(name, _width(cells)), *cells] for name, *cells in columns[num_names:]]
+            columns, below = (_narrowed(columns, num_names, way) for way in (str, partial(INTERVAL.sub, "\n")))
+            if not self._fits(columns, num_names) and self._fits(below, num_names):
+                columns = below
         parts = [columns[:keys]]
         for column in columns[keys:]:
             if len(parts[-1]) > keys and not self._fits([*parts[-1], column], num_names):
@@ -103,8 +107,19 @@ class Terminal(Console):
             yield segment if segment.control else Segment(shown(segment.text), segment.style)
 
 
+def _narrowed(columns: Sequence[Sequence[str]], num_names: int, broken: Callable[[str], str]) -> list[list[str]]:
+    """Return columns with broken names and heads.
+
+    Args:
+        broken: returns a cell of numbers in lines.
+    """
+    names = [list(map(_broken, column)) for column in columns[:num_names]]
+    cells = [[head, *map(broken, cells)] for head, *cells in columns[num_names:]]
+    return names + [[_narrow(head, _width(cells)), *cells] for head, *cells in cells]
+
+
 def _broken(name: str) -> str:
-    return re.sub(r"([,+])(?!\d)", r"\1\n", name)  # not within 32,768
+    return re.sub(r"(?<=[,+])(?!\d)| (?=\d)", "\n", name)  # not within 32,768
 
 
 def _narrow(head: str, width: int) -> str:
@@ -112,7 +127,13 @@ def _narrow(head: str, width: int) -> str:
     after `,` or `+`, and have at least WORD characters in a line."""
     lines = wrap(head, width, break_long_words=False, break_on_hyphens=False)
     parts = [part for line in lines for part in (line if len(line) <= width else _broken(line)).split("\n")]
-    return "\n".join(piece for part in parts for piece in wrap(part, max(width, WORD)))
+    return "\n".join(_in_lines(part, max(width, WORD)) for part in parts if part)
+
+
+def _in_lines(part: str, width: int) -> str:
+    """Return a part of a head in lines of `width` characters; a `,` or `+` at its end has no line of its own."""
+    end = part[-1] if re.search(r"[^ ][,+]$", part) else ""
+    return "\n".join(wrap(part.removesuffix(end), width)) + end
 
 
 def _width(cells: Iterable[str]) -> int:

@@ -69,7 +69,7 @@ def _line(one: Change, tasks: bool) -> list[str]:
     name = one.name if one.length is None else f"{one.name} {one.length:,}"
     name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
     values = one.baseline, one.now
-    shown = [three_digits(value) if one.kind == "perplexity" else number(value) for value in values]
+    shown = [three_digits(value) if one.kind in ("perplexity", "cost") else number(value) for value in values]
     difference, change = one.difference, write(one.difference.value)
     if one.kind == "memory":
         shown = [str(length) for length in as_lengths(("baseline", "model"), values, one.censored, one.below)]

@@ -111,7 +111,7 @@ class CurveReport(TaskReport):
         for one in self.drawn:
             if one.is_recall:
                 title = f"recall by distance: {one.name}, {_about_recall([one])}"
-                console.print_table(title, RECALL, _recall(one))
+                console.print_table(title, RECALL, _recall(one), num_keys=2)
         lines = _filled(self.drawn)
         if forgetting := _forgetting(self.drawn):
             print_curves(forgetting, console, paper=self.paper)
