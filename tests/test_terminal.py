@@ -4,6 +4,7 @@ obeys."""
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from farspan.cli import app
 from farspan.report import progress
 from farspan.report.cells import Cell, by_member
+from farspan.report.figures import quality_figure
 from farspan.report.picture import saved
 from farspan.report.tables import costs_of, print_comparison, print_costs, print_quality, with_direction
 from farspan.terminal import Terminal, shown
@@ -66,8 +68,6 @@ def test_a_name_too_long_for_its_column_is_broken_between_its_settings() -> None
     assert "sinks:window=64,sinks=4+rope:type=yarn,factor=4" in _wide(lines)
 
 
-def test_a_line_breaks_between_words_on_a_terminal_and_nowhere_else() -> None:
-    words = "the quick brown fox jumps over the lazy dog"
 @pytest.mark.parametrize("window", [64, 508, 2_524, 32_768])
 def test_no_line_of_a_head_is_a_comma_alone(window: int) -> None:
     file = StringIO()
@@ -82,6 +82,8 @@ def test_no_line_of_a_head_is_a_comma_alone(window: int) -> None:
     assert "".join(words).count(",") == 4
 
 
+def test_a_line_breaks_between_words_on_a_terminal_and_nowhere_else() -> None:
+    words = "the quick brown fox jumps over the lazy dog"
     for text, is_terminal, lines in (
         (words, True, ["the quick brown fox", "jumps over the lazy", "dog"]),
         (words, False, [words]),
@@ -127,6 +129,14 @@ def cells_of(*, task: str, lengths: Sequence[int], details: Sequence[str] = ()) 
             about = ("SmolLM2-135M", method, task, length, "tokens", "right answers", False)
             cells.append(Cell(*about, n=25, kept=float(length), **found, **costs, **memory))
     return cells
+
+
+@pytest.mark.parametrize(("unit", "by"), [("tokens", "length in tokens"), ("passages", "number of passages")])
+def test_titles_and_axes_name_what_the_lengths_count(unit: str, by: str) -> None:
+    cells = [replace(cell, unit=unit) for cell in cells_of(task="qa", lengths=[1, 2])]
+    title = lines_of(width=80, print_to=lambda console: print_comparison(cells, console))[0]
+    assert title.startswith(f"qa: right answers by {by}; n = 25 examples")
+    assert quality_figure(cells, "", {}).x == by.replace("in tokens", "(tokens)")
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -182,6 +182,11 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def length_in(unit: str) -> str:
+    """Return what the lengths of a task are, for titles and heads: length in tokens, or number of passages."""
+    return "length in tokens" if unit == "tokens" else f"number of {unit}"
+
+
 def counted(count: int, what: str) -> str:
     """Write a number of things: 1 repeat, 3 repeats."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

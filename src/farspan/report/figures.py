@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of, in_seconds
-from farspan.report.export import capitalised, counted, details_of, quality_of, with_interval
+from farspan.report.export import capitalised, counted, details_of, length_in, quality_of, with_interval
 from farspan.report.figure import Failed, Figure, Heat, Line, Rule, pareto_front, sample_size
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
@@ -47,7 +47,7 @@ def quality_figure(found: Sequence[Cell], title: str, trained: Mapping[int, floa
     lengths = sorted({cell.length for cell in found})
     return Figure(
         title=title,
-        x=f"length ({unit})",
+        x="length (tokens)" if unit == "tokens" else length_in(unit),
         y="nats per token" if exp else found[0].quality,
         lines=lines,
         failed=failed,

@@ -86,7 +86,7 @@ def _curve(line: Mapping[str, Any], count: int) -> list[object]:
 
 
 def _quality(section: Mapping[str, Any], about_paired: str) -> Iterator[str]:
-    yield from (f"{capitalised(section['quality'])}, by length in {section['unit']}, 95 % interval over examples.", "")
+    yield from (f"{capitalised(section['quality'])}, by {section['by']}, 95 % interval over examples.", "")
     lines = ([*_who(line), *map(_cell, line["cells"]), *line["more"]] for line in section["lines"])
     yield from markdown_table([*WHO, *section["lengths"], *section["more"]], lines)
     if section["compared"]:

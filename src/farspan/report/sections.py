@@ -9,7 +9,7 @@ import numpy as np
 from farspan.record import by_key, flat
 from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
 from farspan.report.example import examples
-from farspan.report.export import bounds, capitalised, counted, details_of, p_value, written_as
+from farspan.report.export import bounds, capitalised, counted, details_of, length_in, p_value, written_as
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, on_page
@@ -91,6 +91,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "about": own["about"],
         "quality": with_direction(quality),
         "unit": group.entry["unit"],
+        "by": length_in(group.entry["unit"]),
         "methods": sorted({cell.method for cell in cells}),
         "lengths": [f"{length:,}" for length in lengths],
         "compared": compared,
@@ -123,7 +124,8 @@ def _quality(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str,
     trained = trained_places(group)
     key = "Cross: failed."
     key += " Dotted: the context the model was trained on." if trained else ""
-    heading = "Nats per token by length" if quality["exp"] else f"{capitalised(quality['name'])} by length"
+    name = "Nats per token" if quality["exp"] else capitalised(quality["name"])
+    heading = f"{name} by {length_in(group.entry['unit'])}"
     key = f"{capitalised(quality['name'])} is exp(nats). {key}" if quality["exp"] else key
     return [on_page(f"quality-{number}", heading, key, quality_figure(cells, "", trained))]
 

@@ -9,6 +9,7 @@ from farspan.report.cells import NOT_SHOWN, Cell, by_member, by_task, failures
 from farspan.report.export import (
     bounds,
     capitalised,
+    length_in,
     markdown_table,
     memory_size,
     number,
@@ -54,7 +55,7 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
 def _title(found: Sequence[Cell]) -> str:
     """Return the title of the table of one task, which names the sample size."""
     first, size = found[0], sample_size((cell.n for cell in found if cell.n), "example")
-    return "; ".join(filter(None, (f"{first.task}: {first.quality} by {first.unit}", size)))
+    return "; ".join(filter(None, (f"{first.task}: {first.quality} by {length_in(first.unit)}", size)))
 
 
 def further_scores(found: Sequence[Cell]) -> tuple[Head, Lines]:

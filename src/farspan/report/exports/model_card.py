@@ -7,7 +7,7 @@ from typing import Any
 from farspan.files import write
 from farspan.record import by_key
 from farspan.report.curves import HEADLINE, spoken
-from farspan.report.export import capitalised, counted, markdown_table, plain, with_interval
+from farspan.report.export import capitalised, counted, length_in, markdown_table, plain, with_interval
 from farspan.report.exports.numbers import Number, numbers_of
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.notices import command_of
@@ -66,7 +66,7 @@ def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
     else:
         better = "higher" if first.higher_is_better else "lower"
         unit = first.group.entry["unit"]
-        yield from (f"{plain(capitalised(spoken(first.name)))} by length in {plain(unit)} ({better} is better).", "")
+        yield from (f"{plain(capitalised(spoken(first.name)))} by {plain(length_in(unit))} ({better} is better).", "")
     lines = []
     for (model, method), mine in by_key(((one.member.model, one.member.method), one) for one in numbers).items():
         cells = {one.id: _cell(one) for one in mine}
