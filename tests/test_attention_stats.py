@@ -441,7 +441,10 @@ def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
 def test_a_command_that_is_repeated_measures_nothing_twice(models: Path) -> None:
     options = ("--map-bins", 0, "--layers", "0,-1", "--sinks", 2, "--bin", 8)
     first = attention(models / "before", *options)
-    assert "top 25 %" in first.output
+    assert "heaviest quarter: of the keys that the query sees" in " ".join(first.output.split())
+    quarter, near, without = "heaviest quarter", "nearest 8 tokens", "without sinks"
+    heads = [quarter, f"{quarter} {without}", "first 2 tokens (sinks)", near, f"{near} {without}"]
+    assert report.series(read_rows("run"))[0].heads == heads
     assert not Path("run/attention-map.png").exists()
     rows = Path("run/rows.jsonl").read_bytes()
     assert attention(models / "before", *options).exit_code == 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan.record import Row
-from farspan.report.export import bounds, number, numbers
+from farspan.report.export import bounds, counted, number, numbers
 from farspan.report.figure import Figure, Heat, Line, sample_size
 from farspan.report.interactive import on_page
 from farspan.report.picture import draw_grid
@@ -27,7 +27,10 @@ AXES = {
     "bins": "distance (tokens; middle of a bin of {bin:,})",
 }
 FAINTEST = 1e-6  # weight of a key at the lower end of a map's colours
-NOTE = "top 25 %: the heaviest quarter of the keys a query sees, head by head; rest: without the sinks"
+NOTE = (
+    "heaviest quarter: of the keys that the query sees, head by head; without sinks: of the attention to all keys but "
+    "the sinks"
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,18 @@ class AttentionMember(Member):
         lengths = sorted({row.length for row in self.good})
         return [At.of(length, [row for row in self.good if row.length == length]) for length in lengths]
 
+    @property
+    def heads(self) -> list[str]:
+        """The heads of the columns of `At.headline`, which are shares."""
+        sinks, near = f"first {counted(self.settings['sinks'], 'token')}", f"nearest {self.settings['bin']:,} tokens"
+        without = "without sinks"
+        return ["heaviest quarter", f"heaviest quarter {without}", f"{sinks} (sinks)", near, f"{near} {without}"]
+
+    @property
+    def heads_by_layer(self) -> list[str]:
+        """The heads of the columns of `lines_by_layer`."""
+        return ["layer", "visible keys", *self.heads]
+
     def lines_by_layer(self) -> Iterator[list[str]]:
         """Yield the lines of a table by layer at the longest length: layer, keys that it sees, and the headline."""
         last = self.at[-1]
@@ -136,14 +151,13 @@ class AttentionReport(TaskReport):
         the layers one by one at the longest length."""
         measured = any(one.good for one in self.members)
         for one in self.members if measured else []:
-            head = ("top 25 %", "·rest", f"{one.settings['sinks']} sinks", f"nearest {one.settings['bin']:,}", "·rest")
             lines = [[f"{at.length:,}", *map(_short, at.headline().values())] for at in one.at]
             lines += [[f"{length:,}", status] for length, status in sorted(one.failures.items())]
-            title = f"{one.name}: share of attention (means over layers and heads, 95 % intervals)"
-            console.print_table(title, ("query at", *head), lines, num_keys=1)
+            size = sample_size((len(at.sinks) for at in one.at), "text")
+            title = f"{one.name}: share of attention, means over layers and heads, {size}"
+            console.print_table(title, ("query at token", *one.heads), lines, num_keys=1)
             if one.at:
-                title = f"by layer at {one.at[-1].length:,} tokens"
-                console.print_table(title, ("layer", "keys it sees", *head), one.lines_by_layer(), num_keys=1)
+                console.print_table(_by_layer(one), one.heads_by_layer, one.lines_by_layer(), num_keys=1)
         if measured:
             console.print(NOTE, style="dim", highlight=False)
 
@@ -202,13 +216,18 @@ class AttentionReport(TaskReport):
         about = "the share of attention of the heaviest quarter of the keys that a query sees, head by head"
         tables = [
             {
-                "title": f"By layer: {one.name}, {at.length:,} tokens",
-                "head": ["layer", "keys it sees", *(name.replace("_", " ") for name in at.headline())],
+                "title": f"{_by_layer(one)} ({NOTE})",
+                "head": one.heads_by_layer,
                 "lines": list(one.lines_by_layer()),
             }
-            for _, (one, at) in last
+            for _, (one, _) in last
         ]
         return {"about": about, "figures": figures, "tables": tables}
+
+
+def _by_layer(one: AttentionMember) -> str:
+    """Return the title of the table by layer."""
+    return f"{one.name}: share of attention by layer, query at token {one.at[-1].length:,}, means over heads"
 
 
 def _short(values: np.ndarray) -> str:
