@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.report.cells import Cell, cells_of, judged
-from farspan.report.export import CsvTable, quality_of
+from farspan.report.export import CsvTable, capitalised, quality_of
 from farspan.report.figure import Heat, sample_size
 from farspan.report.figures import depth_map, depth_names, point
 from farspan.report.interactive import on_page
@@ -40,7 +40,7 @@ class DepthReport(TaskReport):
         maps = [(group, one) for group, one in maps if any(cell.value is not None for cell in _all(one))]
         for place, (group, one) in enumerate(maps, 1):
             name = "map" if len(maps) == 1 else f"map-{place}"
-            title = f"{_title(group, one)}\n{group.title}"
+            title = f"{capitalised(_title(group, one))}\n{group.title}"
             paths += draw_figure(_map(one, title), self.folder, self.prefix + name)
         return paths
 
@@ -99,10 +99,11 @@ def _title(group: Group, one: ByDepth) -> str:
 def _table(one: ByDepth) -> tuple[list[str], list[list[str]]]:
     """Return head and lines of a table: a line for each depth, a column for each length."""
     lengths, names = _lengths(one), depth_names(list(one))
+    refused = {cell.length: cell.failed for cell in _all(one) if cell.failed == "refused"}
     lines = []
     for depth, cells in one.items():
         found = {cell.length: quality_of(cell) or cell.failed for cell in cells}
-        lines.append([names[depth], *(found.get(length, "") for length in lengths)])
+        lines.append([names[depth], *(found.get(length) or refused.get(length, "") for length in lengths)])
     return ["depth", *(f"{length:,}" for length in lengths)], lines
 
 

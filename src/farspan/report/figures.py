@@ -97,6 +97,7 @@ def depth_map(
             elif (depth, length) in failed:
                 texts[row][column] = [f"length {length:,}, depth {names[row]}: {failed[depth, length]}"]
     columns = [f"{length:,}" for length in lengths]
+    note += "; blank: no result" if np.isnan(values).any() else ""
     return Heat(title, "length (tokens)", "depth (0: beginning)", values, columns, names, scale, texts, note=note)
 
 
