@@ -19,6 +19,7 @@ from matplotlib.figure import Figure as Canvas
 from scipy.stats import ttest_1samp
 
 from farspan.record import Row
+from farspan.report import training
 from farspan.report.cells import Cell, cells, interval_of
 from farspan.report.cells import failures as reasons
 from farspan.report.curve_figures import curve_figure
@@ -26,13 +27,15 @@ from farspan.report.curve_section import CurveReport, draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
 from farspan.report.example import examples
 from farspan.report.export import numbers, ranged
-from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, pareto_front, shape
+from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, colour, pareto_front, shape
 from farspan.report.figures import cost_figure, group_figure
 from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
+from farspan.report.legends import add_legend_inside
 from farspan.report.picture import SIZE, draw_grid, draw_on, draw_with_legend
 from farspan.report.runs import Source, differences_of, grouped, groups_of_rows
 from farspan.report.tables import cost_tables, costs_of
+from farspan.stats import curve, summarise
 from farspan.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -351,6 +354,18 @@ def test_labels_of_rules_hide_neither_lines_nor_each_other(log_x: bool) -> None:
     assert all(canvas.bbox.containsx(end) for box in labels for end in (box.x0, box.x1))
 
 
+@pytest.mark.parametrize("y", [0.0, 1.0])
+def test_labels_beside_the_axes_end_with_them(y: float) -> None:
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    axes = canvas.subplots()
+    line = Line("line", [64, 256], [0.3, 0.2], 0)
+    draw_on(axes, Figure("a", "x", "y", [line], rules=[Rule("context = 1,024 (trained)", y=y)], span=(0, 1)))
+    canvas.draw_without_rendering()
+    (box,) = (text.get_window_extent() for text in axes.texts)
+    assert axes.bbox.y0 <= box.y0 < box.y1 <= axes.bbox.y1
+    assert box.x0 > axes.bbox.x1
+
+
 def test_a_rule_beyond_the_lengths_of_a_curve_has_no_label() -> None:
     axes = Canvas().subplots()
     line = Line("line", [64.0, 256.0], [0.3, 0.2], 0)
@@ -368,6 +383,20 @@ def test_a_map_has_numbers_where_they_do_not_overlap(rows: int, numbered: bool) 
     boxes = [text.get_window_extent() for text in axes.texts]
     assert bool(boxes) is numbered
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_lengths_below_a_figure_do_not_overlap() -> None:
+    canvas = Canvas(figsize=(5.0, 4.2), layout="constrained")
+    axes = canvas.subplots()
+    ticks = [1024, 2048, 4096, 6144, 8192, 10240, 12288, 14336, 16384]
+    draw_on(axes, Figure("a", "length", "y", [Line("line", ticks, ticks, 0)], log_x=True, ticks=ticks))
+    canvas.draw_without_rendering()
+    labels = [label for label in axes.get_xticklabels() if label.get_text()]
+    assert [label.get_text() for label in labels][-1] == "16,384"
+    assert {"1,024", "2,048", "4,096"} < {label.get_text() for label in labels}
+    boxes = [label.get_window_extent() for label in labels]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert list(axes.get_xticks()) == ticks
 
 
 @pytest.mark.parametrize(("length", "rotation"), [(1_024, 0.0), (1_048_576, 45.0)])
@@ -409,6 +438,27 @@ def test_the_legend_shows_dashes_beside_the_marker() -> None:
     draw_with_legend(canvas.subplots(), Figure("a", "x", "y", [line]))
     (ends,) = {tuple(one.get_xdata()) for one in canvas.legends[0].get_lines()}
     assert ends[-1] - ends[0] > 4 * 6  # two periods of dashes on both sides of a marker of 6 points
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+@pytest.mark.parametrize("layout", [None, "constrained"])
+def test_a_legend_within_axes_covers_no_interval(layout: Any, log_y: bool) -> None:
+    canvas = Canvas(figsize=(5.0, 3.5), layout=layout)
+    axes = canvas.subplots()
+    lines = []
+    for index in range(6):
+        y = np.array([0.9, 0.5, 0.1]) if index % 2 else np.array([0.1, 0.5, 0.9])
+        lines.append(Line(f"sinks:window={index}", [64, 128, 256], y, index, y - 0.09, y + 0.09))
+    draw_on(axes, Figure("a", "x", "y", lines, log_x=True, log_y=log_y, num_members=6))
+    add_legend_inside(axes)
+    canvas.draw_without_rendering()
+    legend = axes.get_legend()
+    assert legend is not None
+    bars = [segment for one in axes.containers for segment in one[2][0].get_segments()]
+    assert len(bars) == 18
+    assert max(axes.transData.transform(bar)[:, 1].max() for bar in bars) < legend.get_window_extent().y0
+    assert max(axes.get_yticks()) <= 1.001 < axes.get_ylim()[1]  # no number beside the legend
+    assert legend.get_window_extent().width <= axes.bbox.width
 
 
 def test_a_long_title_lies_within_the_picture() -> None:
@@ -603,6 +653,12 @@ def of_three_that_failed() -> Figure:
     statuses = [{512: "oom", 1024: "oom"}, {1024: "oom"}, {512: "nan"}]
     failed = [Failed(f"m{i}", f"m{i}", i, one, frozenset()) for i, one in enumerate(statuses)]
     return Figure("a", "x", "y", [Line("line", [64.0], [3.0], 0)], failed=failed)
+
+
+def test_a_legend_names_crosses_after_lines(of_three_that_failed: Figure) -> None:
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    draw_with_legend(canvas.subplots(), replace(of_three_that_failed, num_members=5))  # with error bars
+    assert [text.get_text() for text in canvas.legends[0].get_texts()] == ["line", "m0", "m1", "m2"]
 
 
 def test_crosses_of_members_differ_in_shape_and_place(of_three_that_failed: Figure) -> None:
@@ -805,6 +861,39 @@ def test_the_picture_of_recall_names_the_texts(tmp_path: Path) -> None:
     CurveReport(groups_of_rows(measured, "curve", CurveMember, MODELS), tmp_path).draw()
     drawn = (tmp_path / "recall.svg").read_text()
     assert re.findall("<!-- (.*) -->", drawn)[-5:] == ["books", "code", "copy", "control", "memory index"]
+
+
+def test_each_part_of_a_table_of_recall_names_depth_and_distance(tmp_path: Path) -> None:
+    measured = []
+    for repeat, depth in product(range(3), (0.0, 0.5)):
+        one = row(100, repeat, 0.9)
+        measured.append(replace(one, depth=depth, scores=one.scores | {"distance": 100 * (1 - depth)}))
+    file = StringIO()
+    CurveReport(groups_of_rows(measured, "curve", CurveMember, MODELS), tmp_path).print(Terminal(file=file, width=60))
+    heads = [line.split() for line in file.getvalue().splitlines() if line.split()[:1] == ["depth"]]
+    assert heads == [["depth", "distance", "memory", "index"], ["depth", "distance", "copy", "control"]]
+
+
+def test_lengths_beyond_those_measured_have_their_own_mark_in_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(training, "draw_grid", lambda grid, *_, **__: figures.extend(grid[0]) or [])
+    measured = curve(rows({100: 1.0, 200: 1.0}, 3))
+    training.draw_memory({1: (measured, summarise(measured))}, tmp_path, None, 100)
+    drawn = {line.label: line for line in figures[0].lines}
+    assert set(drawn) == {"half-life", "half-life: at least", "span", "span: at least"}
+    for name in ("half-life", "span"):
+        value, mark = drawn[name], drawn[f"{name}: at least"]
+        assert (mark.style, shape(mark.index)[0], colour(mark.index)) == ("mark", "▲", colour(value.index))
+
+
+def test_differences_name_curves_as_the_table_does(tmp_path: Path) -> None:
+    full = [replace(one, scores=one.scores | {"target": f"t{one.repeat}"}) for one in rows(repeats=3)]
+    measured = full + [replace(one, method="sinks") for one in full]
+    file = StringIO()
+    CurveReport(groups_of_rows(measured, "curve", CurveMember, MODELS), tmp_path).print(Terminal(file=file, width=80))
+    assert re.search(r"^half-life: full \S+, sinks \S+: ", file.getvalue(), re.M)
 
 
 @pytest.mark.parametrize("depths", [(1.0, 0.0), (0.5,)])

@@ -79,6 +79,7 @@ class Measured:
         Raises:
             ValueError: no such task, several tasks and none given, or a task without a result.
         """
+        from farspan.report.legends import add_legend_inside
         from farspan.report.picture import SIZE, draw_on, draw_with_legend, show_text_as_is
 
         spec = self._task(task)
@@ -94,7 +95,7 @@ class Measured:
         else:
             draw_on(ax, figure)
             if ax.get_legend_handles_labels()[0]:
-                ax.legend(fontsize=8)
+                add_legend_inside(ax)
         show_text_as_is(ax)
         return ax
 

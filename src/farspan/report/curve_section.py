@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan import stats
+from farspan.record import by_key
 from farspan.report.contrasts import (
     TextTest,
     difference_line,
@@ -101,8 +102,8 @@ class CurveReport(TaskReport):
 
     @cached_property
     def differences(self) -> list[Difference]:
-        several = len(self.drawn) > 1 and not self.test
-        return [one for group in self.groups for one in group_differences(curves_of(group.members))] if several else []
+        groups = by_key((one.what, one) for one in self.drawn if not self.test).values()
+        return [one for group in groups for one in group_differences(group)]
 
     def name_of(self, group: Group) -> str:
         return "recall by distance" if _is_recall(curves_of(group.members)) else self.name

@@ -1,6 +1,6 @@
 """Pictures in run folders: figures, drawn with matplotlib."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -14,7 +14,6 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas  # not pyplot, which would choose the backend of the whole program
-from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path as Path2D
 from matplotlib.text import Text
@@ -25,15 +24,13 @@ from matplotlib.transforms import Affine2D
 from farspan.files import written
 from farspan.record import by_key
 from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, log_numbers, shape
+from farspan.report.legends import NEUTRAL, add_legend, add_legend_inside, share_names
 from farspan.terminal import CONTROL
 
-HANDLE = 4.0  # length of a line in a legend, in font sizes: shows its dashes beside its marker
 MOST_NATS = 300.0  # whose exp is a number
 MOST_LONG = 6  # numbers of five digits and more on an x axis
 ROW = 11  # height of a row of labels of rules, in points
 SIDE = 12  # characters of a line of a label beside the axes
-LEGEND_CHARACTERS = 150  # of small print in the width of a picture
-LEGEND_LINES = 24
 TITLE_LINES = 3
 SUPTITLE = 12  # size of the title of several figures, in points
 SIZE = (9.0, 6.0)  # of a picture in inches
@@ -41,7 +38,6 @@ FEW_LABELS = 16  # on one axis
 SMALLEST = 5.0  # size of the numbers in a map, in points; where they would be smaller, there are none
 LIGHT = 0.75  # values up to which black is easier to read on their colour than white
 COLOURMAP = LinearSegmentedColormap.from_list("recall", RECALL)
-NEUTRAL = "#777777"
 FRONT = "Pareto front"
 STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": "", "mark": ""}
 
@@ -115,7 +111,7 @@ def draw_grid(
                 _add_title(axes, one, max(above), "left", 10)
     drawn = [one for figures in rows for one in figures if isinstance(one, Figure)]
     named = [axes for axes in grid.ravel() if axes.get_legend_handles_labels()[1]]
-    if _share_names(drawn):
+    if share_names(drawn):
         shown = {line.index for one in drawn for line in one.lines}
         failed: dict[str, str] = {}
         for index, bad in by_key((bad.index, bad) for one in drawn for bad in one.failed if bad.label).items():
@@ -126,20 +122,8 @@ def draw_grid(
             add_legend(canvas, *named, failed=failed)
     else:
         for axes in named:
-            axes.legend(fontsize=8, handlelength=HANDLE)
+            add_legend_inside(axes)
     return saved(canvas, Path(folder), name)
-
-
-def _share_names(figures: Sequence[Figure]) -> bool:
-    """Return whether each name in the legends of figures has one look, and members of one look have the same names."""
-    names: dict[tuple[int, float | None], list[set[str]]] = {}  # by look: those in each figure
-    for one in figures:
-        shown = ((line, line.label if line.legend is None else line.legend) for line in one.lines)
-        for look, some in by_key(((line.index, line.shade), name) for line, name in shown if name).items():
-            names.setdefault(look, []).append({*some})
-    of_look = [set[str]().union(*some) for some in names.values()]
-    are_alike = all(whole in some for whole, some in zip(of_look, names.values(), strict=True))
-    return are_alike and sum(map(len, of_look)) == len(set[str]().union(*of_look))
 
 
 def _picture_of(axes: Axes) -> Canvas:
@@ -240,7 +224,7 @@ def _scale(axes: Axes, one: Figure) -> None:
         most: Any = MOST_LONG if places and max(places) >= 10_000 else "auto"
         axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=one.counts))
     if one.ticks and len(one.ticks) <= FEW_TICKS:
-        axes.set_xticks(one.ticks, [f"{tick:,}" for tick in one.ticks])
+        axes.set_xticks(one.ticks, _apart(axes, one.ticks))
         axes.minorticks_off()
     elif one.log_x:
         _number_log_axis(axes.xaxis, one.counts)
@@ -251,6 +235,19 @@ def _scale(axes: Axes, one: Figure) -> None:
         _number_log_axis(axes.yaxis)
     elif max(map(abs, axes.get_ylim())) >= 1000:
         axes.yaxis.set_major_formatter("{x:,.10g}")
+
+
+def _apart(axes: Axes, ticks: Sequence[int]) -> list[str]:
+    """Return the label of each tick on an x axis, ascending; "" where it would overlap that of a larger one."""
+    left, right, *places = axes.xaxis.get_transform().transform([*axes.get_xlim(), *ticks])
+    end, labels = np.inf, list[str]()
+    for tick, place in zip(reversed(ticks), reversed(places), strict=True):
+        label = f"{tick:,}"
+        middle, half = (place - left) / (right - left) * _size(axes)[0], 0.3 * 10 * len(label)
+        fits = middle + half < end
+        labels.append(label if fits else "")
+        end = middle - half - 3 if fits else end
+    return labels[::-1]
 
 
 class _LogNumbers(LogLocator):
@@ -354,26 +351,33 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
     """Write the texts of rules outside the axes, so that they hide nothing: above them, from their left end to their
     right end, in enough rows that none overlap, or right of them. The limits of the axes must be final. Return the
     number of rows."""
-    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555"}
+    look: dict[str, Any] = {"fontsize": 8, "color": "#555555"}
+    look |= {"xycoords": "axes fraction", "textcoords": "offset points"}
+    width, height = _size(axes)
     if rules:
         axes.autoscale_view()  # otherwise matplotlib computes limits at the first drawing
     ends: list[float] = []  # of the rows so far, in points from the left
     for rule in sorted(rules, key=lambda rule: rule.x or 0.0):
         if rule.x is None:
-            across = axes.get_yaxis_transform()
-            text = "\n".join(wrap(rule.text, SIDE))
-            axes.annotate(text, (1.0, rule.y or 0.0), xycoords=across, xytext=(4, 0), va="center", **look)
+            lines = wrap(rule.text, SIDE)
+            share = (axes.transData + axes.transAxes.inverted()).transform((0.0, rule.y or 0.0))[1]
+            place = _within(height, share * height, 0.6 * 8 * len(lines))
+            axes.annotate("\n".join(lines), (1.0, place / height), xytext=(4, 0), va="center", **look)
         elif rule.text:
             share = (axes.transData + axes.transAxes.inverted()).transform((rule.x, 1.0))[0]
             if not 0 <= share <= 1:  # the axis ends with the lengths of the curves
                 continue
-            half, width = 0.3 * 8 * len(rule.text), _size(axes)[0]  # half of the text's width
-            place = min(max(share * width, half), max(width - half, half))
+            half = 0.3 * 8 * len(rule.text)  # of the text's width
+            place = _within(width, share * width, half)
             row = next((row for row, end in enumerate(ends) if place - half > end), len(ends))
             ends[row : row + 1] = [place + half + 6]
-            at = {"xycoords": "axes fraction", "xytext": (0, 3 + ROW * row), "ha": "center"}
-            axes.annotate(rule.text, (place / width, 1.0), **at, **look)
+            axes.annotate(rule.text, (place / width, 1.0), xytext=(0, 3 + ROW * row), ha="center", **look)
     return len(ends)
+
+
+def _within(size: float, place: float, half: float) -> float:
+    """Return the place nearest to one at which a text, half of which has a size, ends within 0 and `size`."""
+    return min(max(place, half), max(size - half, half))
 
 
 def _short_number(number: float, _: int | None) -> str:
@@ -398,26 +402,6 @@ def _draw_heat(axes: Axes, one: Heat) -> None:
         axes.tick_params("x", rotation=45)
     axes.set(xlabel=one.x, ylabel=one.y)
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
-
-
-def add_legend(figure: Canvas, *axes: Axes, failed: Mapping[str, str] | None = None) -> None:
-    """Add a legend below the axes, in as many columns as fit; a label of several axes has the look of the first. Of
-    many lines it names only the first: all of them would leave no space for the axes.
-
-    Args:
-        failed: what to write instead of the labels of crosses.
-    """
-    named: dict[str, Any] = {}
-    for one in axes:
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            named.setdefault((failed or {}).get(label, label), handle)
-    labels, handles = list(named), list(named.values())
-    if (more := len(labels) - LEGEND_LINES) > 0:
-        labels[LEGEND_LINES:] = [f"and {more:,} more"]
-        handles[LEGEND_LINES:] = [Line2D([], [], linestyle="none")]
-    columns = max(1, min(3, LEGEND_CHARACTERS // (max(map(len, labels)) + 9)))
-    look: dict[str, Any] = {"fontsize": 8, "handlelength": HANDLE, "frameon": False}
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
 
 
 def saved(figure: Canvas, folder: Path, name: str) -> list[Path]:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from farspan.report.curve_figures import ACCURACY, LENGTH
-from farspan.report.figure import COLOURS, Figure, Line, Rule
+from farspan.report.figure import COLOURS, SHAPES, Figure, Line, Rule
 from farspan.report.picture import draw_grid
 from farspan.stats import MeasuredCurve, MemoryLength, Summary, measured_mean
 
 SMT_TERMS = {"loss_sparse": "target after sampled memory", "loss_window": "ordinary window"}
 CEPE_TERMS = {"loss": "loss", "loss_ce": "cross-entropy", "loss_kl": "KL divergence from the teacher"}
 PERPLEXITY = re.compile(r"farspan/perplexity_(\d+)")  # logged by PerplexityCallback, with a length in tokens
+UP = next(one for one in SHAPES if one[0] == "▲")
 SHOWN = 5  # curves of a training in one picture
 SIZE = (6.0, 5.0)  # of a figure in inches
 Log = Sequence[Mapping[str, Any]]
@@ -134,8 +135,8 @@ def draw_memory(
         label = name.replace("_", "-")
         numbers.append(Line.of(label, points, "step", "tokens", index))
         if over := [(step, one.value) for step, one in found.items() if one.censored]:
-            # another marker in the same colour
-            numbers.append(line(f"{label}: at least", over, index + 3 * len(COLOURS), style="points"))
+            up = index + len(COLOURS) * (SHAPES.index(UP) - index)  # of the same colour, with another marker
+            numbers.append(line(f"{label}: at least", over, up, style="mark"))
     for step in sorted({order[round(place)] for place in np.linspace(0, len(order) - 1, SHOWN)}):
         curve = steps[step][0].kept(steps[step][0].measured)
         shade = order.index(step) / max(1, len(order) - 1)
