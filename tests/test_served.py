@@ -246,7 +246,7 @@ FAULTS = {
     "a number as id": ("vLLM", {"about": {"id": 7}}, r"a model without a name: .*'id': 7.*expected an object such as"),
     "a model that is no object": ("vLLM", {"listed": ["other"]}, "lists a model without a name: got 'other', expected"),
     "meta": ("llama-server", {"about": {"meta": "x"}}, "/v1/models: meta: got 'x', expected an object"),
-    "n_vocab": ("llama-server", {"n_vocab": "many"}, "/v1/models: n_vocab: got 'many', expected a whole number from 0"),
+    "n_vocab": ("llama-server", {"n_vocab": "many"}, "n_vocab: got 'many', expected a whole number from 0"),
     "n_params": (
         "llama-server",
         {"about": {"meta": {"n_params": "1B"}}},

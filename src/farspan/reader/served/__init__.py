@@ -125,8 +125,7 @@ def served(
     """
     client = Client(base_url, wait=wait, insecure=insecure)
     about = _about(client, model)
-    name, listed = about["id"], f"{client.base_url}/v1/models"
-    meta = _object(listed, about, "meta")
+    name, meta = about["id"], _object(f"{client.base_url}/v1/models", about, "meta")
     source = tokenizer or str(about.get("root") or name)
     if tokenizer is None and "/" not in source and not expanded(source).is_dir():
         raise ValueError(
@@ -136,7 +135,7 @@ def served(
     words = load_tokenizer(source, what="tokenizer", trust_remote_code=trust_remote_code)
     separator = choose_separator(words)
     ids = [*separator.ids, *words(SENTENCE, add_special_tokens=False)["input_ids"]]
-    if (entries := _count(listed, meta, "n_vocab")) is not None and len(words) > entries:
+    if (entries := _count(client.base_url, meta, "n_vocab")) is not None and len(words) > entries:
         raise ValueError(
             f"tokenizer {source!r} has {len(words):,} entries, the model on {client.base_url} only {entries:,}: they "
             "do not belong together (--tokenizer)"
@@ -150,7 +149,7 @@ def served(
         "name": shown,
         "revision": None,
         "architecture": None,
-        "parameters": _count(listed, meta, "n_params", MOST_PARAMETERS),
+        "parameters": _count(client.base_url, meta, "n_params", MOST_PARAMETERS),
         "dtype": None,
         "attention": transport.name,
         "device": client.base_url,
