@@ -21,7 +21,6 @@ the same questions without the context. Synthetic needles are known from Kamradt
 counted.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import choice, limited
-from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
 from farspan.text.corpora import Corpus
@@ -97,7 +96,7 @@ class Hidden:
         """Yield all parts by name, for a hash."""
         facts, ends = joined([fact.ids for fact in self.facts])
         yield from {"filler": self.filler, "facts": facts, "fact_ends": ends}.items()
-        yield "depths", np.array([fact.depth for fact in self.facts])
+        yield "depths", np.array([fact.depth for fact in self.facts]).view(np.int64)  # `digest` hashes integers
         for test, query in self.queries.items():
             whole, ends = joined([query.ids, *query.answers])
             yield from {test: whole, f"{test}_ends": ends}.items()
@@ -216,10 +215,9 @@ class BoundOwn(Own, BoundText[Hidden]):
                 f"a length of {lengths[0]} tokens is too short: its facts have {hidden.num_facts}; give lengths "
                 f"from {hidden.num_facts * 4 // 3 + 1} on (--lengths), or one test alone (own:tests=recall)"
             )
-        digest = hashlib.sha256(f"{self.task} {self.version} {lm.separator.ids}".encode())
-        for name, values in hidden.named:
-            digest.update(name.encode() + values.tobytes())
-        return Example(digest.hexdigest()[:16], repeat, tuple(lengths), hidden)
+        parts = (part for named in hidden.named for part in named)
+        what = f"{self.task} {self.version} {lm.separator.ids}"
+        return Example(digest(what, *parts), repeat, tuple(lengths), hidden)
 
     def _pairs_query(self, lm: LM, word: str, numbers: np.ndarray, rng: np.random.Generator) -> Query:
         """Return the question for the number of a word, `numbers[0]`; if paraphrased, with all numbers as answers."""
