@@ -180,11 +180,9 @@ class ApeMemory(CachedMemory):
             self.apart = Apart(prefix, self.num_seen, is_context=True)
             self.stream.shift = prefix + max(passage.shape[1] for passage in passages) - self.num_seen
 
-    def _steps(self, ids: Ids) -> Iterator[tuple[int, Tensor]]:
-        for first in range(0, ids.shape[1], self.reader.chunk):
-            self.parallel.apart = self.apart
-            try:
-                hidden = self.stream.step(ids[:, first : first + self.reader.chunk])
-            finally:
-                self.parallel.apart = None
-            yield first, hidden
+    def _step(self, ids: Ids) -> Tensor:
+        self.parallel.apart = self.apart
+        try:
+            return super()._step(ids)
+        finally:
+            self.parallel.apart = None

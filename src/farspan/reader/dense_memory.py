@@ -120,7 +120,10 @@ class CachedMemory(BaseMemory):
 
     def _steps(self, ids: Ids) -> Iterator[tuple[int, Tensor]]:
         for first in range(0, ids.shape[1], self.reader.chunk):
-            yield first, self.stream.step(ids[:, first : first + self.reader.chunk])
+            yield first, self._step(ids[:, first : first + self.reader.chunk])
+
+    def _step(self, ids: Ids) -> Tensor:
+        return self.stream.step(ids)
 
 
 class EvictingMemory(CachedMemory):
