@@ -21,7 +21,7 @@ Liu et al. 2024, arXiv 2410.04727, section 3. Three protocols:
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from farspan.tasks.copy_task import MEAN_RECALLED, RECALLED, CopyTask
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join
 
-Protocol = Literal["paper", "nested", "probe"]
+PROTOCOLS = ("paper", "nested", "probe")
 RING = 4  # repeats that share their targets; more repeats form new rings, so that earlier ones do not change
 NESTED_TO = 4096  # tokens; curves that go further, so contexts of more than 8,192, are probed
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
@@ -65,7 +65,7 @@ class Texts:
 class Curve(CopyTask):
     """The forgetting curve of the text."""
 
-    protocol: str | None = choice(get_args(Protocol), None)  # None: nested, beyond NESTED_TO and with depths probe
+    protocol: str | None = choice(PROTOCOLS, None)  # None: nested, beyond NESTED_TO and with depths probe
     warmup: int | None = limited(None, 0, quiet=True)  # w, tokens; None: 128, beyond LONG 512
     scored: int | None = limited(None, 1, quiet=True)  # k, tokens; None: 256, beyond LONG 1,024
     depths: tuple[float, ...] = field(default=(0.0,), metadata={"quiet": True})  # of the slice in its text: 0 to 1
