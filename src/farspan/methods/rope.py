@@ -18,9 +18,8 @@ keep it: they see no farther than their window. Refused where only these have Ro
 The p-RoPE paper trains with a fixed share of pairs without position; ours chooses these pairs by their rotations in
 the trained length, without training. LongRoPE also leaves the first tokens of a text unscaled; ours, like transformers,
 does not. `file` is JSON: a list of one factor per pair, or `rope_parameters` of transformers' longrope, alone or in a
-config.json. From the latter we read `long_factor` and, if given, `attention_factor`, which replaces the root, `factor`
-(in a config.json without it, the ratio of its two lengths), and `original_max_position_embeddings` and `rope_theta`,
-which must be the model's.
+config.json. Of these we read `long_factor`, `factor` (by default the ratio of the two lengths in the config.json), and
+`attention_factor`, which replaces the root. `original_max_position_embeddings` and `rope_theta` must be the model's.
 
 Dynamic: for each query, all keys are rotated by the frequencies of the length up to it, as in token-by-token generation
 with keys cached before RoPE. A forward in transformers rotates a whole text by the frequencies of its full length, so
@@ -174,20 +173,20 @@ class Rope(Method):
     def _factors(self, lm: LM, theta: float, pairs: int) -> tuple[Tensor, float]:
         """Return the factors [pairs] of the file, in float32, and the factor of cos and sin."""
         assert self.file is not None
-        found = read_factors(self.file)
-        factors, original = torch.tensor(found["long_factor"], dtype=torch.float32), self._original(lm)
+        found, factor, original = read_factors(self.file), self._factor, self._original(lm)
+        factors = torch.tensor(found["long_factor"], dtype=torch.float32)
         of_another = (
             (len(factors), pairs, "factors"),
             (found.get("rope_theta", theta), theta, "rope_theta"),
             (found.get(ORIGINAL, original), original, "original length"),
-            (found.get("factor", self._factor), self._factor, "factor"),
+            (found.get("factor", factor), factor, "factor"),
         )
         for given, own, what in of_another:
             if given != own:
                 raise ValueError(
                     f"{self.file} has factors of another model: got {what} = {given:g}, expected {own:g} for {lm.name}"
                 )
-        root = math.sqrt(1 + math.log(self._factor) / math.log(max(original, 2)))
+        root = math.sqrt(1 + math.log(factor) / math.log(max(original, 2)))
         return factors, float(found.get("attention_factor", root))
 
 
