@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -99,21 +100,8 @@ def saved(layer: Any) -> dict[str, Any]:
 
 
 def cloned(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: cloned(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(cloned(item) for item in value)
-    return value
+    return tree_map_only(Tensor, torch.clone, value)
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors(item)
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
