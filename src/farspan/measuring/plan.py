@@ -65,24 +65,14 @@ def plan(
     lengths: Sequence[int],
     repeats: int,
     seed: int = 0,
-    batch: int | None = None,
-    chunk: int | None = None,
-    calibrate: bool = False,
-    tflops: float | None = None,
+    **options: Any,
 ) -> Plan:
-    """Return the cost of `measure_cell` with the same arguments.
-
-    Args:
-        calibrate: measure the time of a few forwards on the model, with the run's own batch and chunk.
-        tflops: 10^12 floating-point operations per second of the machine, from which the time is computed.
+    """Return the cost of `measure_cell` with the same arguments. The options are those of `plan_examples`.
 
     Raises:
-        ValueError: a text too short for the lengths, or a model without weights to calibrate on.
+        ValueError: a text too short for the lengths; as `plan_examples`.
     """
-    examples = bound.examples(lm, lengths, repeats, seed)
-    return plan_examples(
-        bound, method, lm, examples, repeats, batch=batch, chunk=chunk, calibrate=calibrate, tflops=tflops
-    )
+    return plan_examples(bound, method, lm, bound.examples(lm, lengths, repeats, seed), repeats, **options)
 
 
 def plan_examples(
@@ -101,11 +91,13 @@ def plan_examples(
     """Return the cost of measuring these examples, or of what they lack.
 
     Args:
-        calibrate, tflops: as of `plan`.
+        batch, chunk: as of `measure_cell`.
+        calibrate: measure the time of a few forwards on the model, with the run's own batch and chunk.
+        tflops: 10^12 floating-point operations per second of the machine, from which the time is computed.
         rows: of the run, of this task, model and method; what they hold is not measured again.
 
     Raises:
-        ValueError: as `plan`.
+        ValueError: lengths beyond the model's positions, or a model without weights to calibrate on.
     """
     possible = within_positions(bound, lm, examples)
     if not possible:
