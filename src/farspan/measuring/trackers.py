@@ -139,7 +139,9 @@ def send(to: str, source: Source, folder: Path, notice: Callable[[str], None] = 
             place = folder / to / (slug(name) or "run")
             places.append(place if place not in places else place.with_name(f"{place.name}_{len(places) + 1}"))
             integration.logging_dir = str(places[-1])
-        about = _About(output_dir=str(folder), run_name=called, project=PROJECT, of=_config(source, model, method))
+        about = _About(
+            output_dir=str(folder), run_name=called, project=PROJECT, settings=_config(source, model, method)
+        )
         shown = pictures.get((model, method), {})
         try:
             with redirect_stdout(sys.stderr):
@@ -153,18 +155,18 @@ def send(to: str, source: Source, folder: Path, notice: Callable[[str], None] = 
 class _About(TrainingArguments):
     """The arguments that an integration takes from a Trainer, for a run of measurements."""
 
-    def __init__(self, *, of: dict[str, Any], **arguments: Any) -> None:
+    def __init__(self, *, settings: dict[str, Any], **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.of = of
+        self.settings = settings
 
     def __post_init__(self) -> None:
         """Choose no device: there is nothing to train."""
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(self.of)
+        return dict(self.settings)
 
     def to_json_string(self) -> str:
-        return json.dumps(self.of, indent=2)
+        return json.dumps(self.settings, indent=2)
 
 
 def _send_one(

@@ -200,8 +200,8 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
             reason = f"at {length:,} tokens layer {broken[0]} has attention weights that are not numbers"
             return Result(example, length, status="nan", reason=reason, num_seen=memory.num_seen)
 
-        def listed(pick: str, of: str = "") -> list[Any]:
-            values = [(found[layer][of] if of else found[layer])[pick][index] for layer in layers]
+        def listed(sums: str, part: str = "") -> list[Any]:
+            values = [(found[layer][part] if part else found[layer])[sums][index] for layer in layers]
             return [np.round(value.numpy(), DECIMALS).tolist() for value in values]
 
         scores: dict[str, Any] = {
@@ -211,8 +211,8 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
             "ends": powers(length),
             "sinks": listed("sinks"),
             **{
-                of: {pick: listed(pick, of) for pick in ("distance", "bins", "rank", "pareto")}
-                for of in ("all", "rest")
+                part: {sums: listed(sums, part) for sums in ("distance", "bins", "rank", "pareto")}
+                for part in ("all", "rest")
             },
         }
         if picture is not None and length == picture.length:

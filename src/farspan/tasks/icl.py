@@ -109,9 +109,9 @@ class Icl(Task):
         if self.set == COPY:
             options, pairs = copy_set()
             return BoundIcl(COPY, COPY_QUESTION, options, pairs, pairs, self.scoring or "plain", self.head)
-        of = SETS[self.set]
+        known = SETS[self.set]
         pools = load_set(self.set, self.data)
-        return BoundIcl(self.set, of.question, *pools, self.scoring or of.scoring, self.head)
+        return BoundIcl(self.set, known.question, *pools, self.scoring or known.scoring, self.head)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         return LENGTHS

@@ -169,16 +169,16 @@ def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labell
     Raises:
         ValueError: files, columns or class names are missing or are not the set's.
     """
-    of = SETS[name]
-    tables = [_split(of, data, which) for which in (0, 1)] if of.splits[0] != of.splits[1] else [_split(of, data, 0)]
-    columns = [(table.column(*of.text), table.column(*of.label)) for table in tables]
-    names = list(of.names) or _names(tables, [label for _, label in columns])
+    known = SETS[name]
+    tables = [_split(known, data, which) for which in range(len({*known.splits}))]
+    columns = [(table.column(*known.text), table.column(*known.label)) for table in tables]
+    names = list(known.names) or _names(tables, [label for _, label in columns])
     pools = [_labelled(table, *both, names) for table, both in zip(tables, columns, strict=True)]
     if len(pools) == 1:
         order = np.random.default_rng(SPLIT_SEED).permutation(len(pools[0]))
         num_questions = len(order) // 4
         pools = [tuple(pools[0][i] for i in order[num_questions:]), tuple(pools[0][i] for i in order[:num_questions])]
-    options = of.options or tuple(each.replace("_", " ") for each in names)
+    options = known.options or tuple(each.replace("_", " ") for each in names)
     return options, pools[0], pools[1]
 
 
@@ -232,25 +232,25 @@ def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tupl
     )
 
 
-def _split(of: IclSet, data: str | None, which: int) -> Table:
+def _split(known: IclSet, data: str | None, which: int) -> Table:
     if data is None:
-        return hub_table(of.hub, of.config, of.splits[which], converted=of.converted)
+        return hub_table(known.hub, known.config, known.splits[which], converted=known.converted)
     folder = expanded(data)
-    for file in of.lines[which]:
+    for file in known.lines[which]:
         if (folder / file).is_file():
-            return _labelled_lines(folder / file, of)
-    return find_table(folder, [of.splits[which]])
+            return _labelled_lines(folder / file, known)
+    return find_table(folder, [known.splits[which]])
 
 
-def _labelled_lines(path: Path, of: IclSet) -> Table:
+def _labelled_lines(path: Path, known: IclSet) -> Table:
     """Read a file of lines, each a label, a space and a text."""
     rows = []
-    for line in path.read_text(of.encoding).split("\n"):
+    for line in path.read_text(known.encoding).split("\n"):
         if line.strip():
             label, _, text = line.strip().partition(" ")
             # TREC's labels are COARSE:fine
-            label = label if label in of.names else label.partition(":")[0]
-            rows.append({of.text[0]: text, of.label[0]: int(label) if label.isdigit() else label})
+            label = label if label in known.names else label.partition(":")[0]
+            rows.append({known.text[0]: text, known.label[0]: int(label) if label.isdigit() else label})
     return Table(str(path), rows)
 
 

@@ -224,9 +224,9 @@ class BoundLongBench(BoundDocuments):
     version: ClassVar[int] = 1
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
-        of = SETS[self.set]
-        answer = prediction.lstrip("\n").split("\n")[0] if of.one_line else prediction
-        return {"score": scoring.longbench(of.scorer, answer, item.references, item.options)}
+        known = SETS[self.set]
+        answer = prediction.lstrip("\n").split("\n")[0] if known.one_line else prediction
+        return {"score": scoring.longbench(known.scorer, answer, item.references, item.options)}
 
 
 def load_items(name: str, data: str) -> list[Item]:
@@ -241,9 +241,9 @@ def load_items(name: str, data: str) -> list[Item]:
     before, _, after = SETS[name].prompt.partition("{context}")
     items = []
     for where, row in table.each:
-        of = str(row.get("dataset", name)).removesuffix("_e")
-        if of != name:
-            raise ValueError(f"{table.name} holds rows of {of!r}, not of {name!r}: give the file of that set")
+        dataset = str(row.get("dataset", name)).removesuffix("_e")
+        if dataset != name:
+            raise ValueError(f"{table.name} holds rows of {dataset!r}, not of {name!r}: give the file of that set")
         rest = after.replace("{input}", text_of(row[question], f"{where}, column {question!r}"))
         document = text_of(row[context], f"{where}, column {context!r}")
         references = texts_of(row[answers], f"{where}, column {answers!r}")

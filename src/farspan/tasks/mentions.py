@@ -256,15 +256,15 @@ class BoundMentions(Mentions, BoundText[MentionText]):
         spans = [slice(one.first - first, one.end - first) for one in mentions]
         if failed := sum(int((~np.isfinite(values[span])).sum()) for values in (nats, control) for span in spans):
             return {}, not_finite(failed)
-        of, without = (np.array([values[span].sum() for span in spans]) for values in (nats, control))
+        nats_each, control_each = (np.array([values[span].sum() for span in spans]) for values in (nats, control))
         return {
-            "gain": float((without - of).mean()),
-            "nats": float(of.mean()),
-            "control": float(without.mean()),
+            "gain": float((control_each - nats_each).mean()),
+            "nats": float(nats_each.mean()),
+            "control": float(control_each.mean()),
             "mentions": len(mentions),
             "distance": float(np.mean([one.first - one.earlier for one in mentions])),
             "words": [one.word for one in mentions],
-            "gains": (without - of).tolist(),
+            "gains": (control_each - nats_each).tolist(),
         }, ""
 
     def parts(self, lm: LM, example: Example[MentionText], length: int) -> Parts:

@@ -130,9 +130,9 @@ class ZeroScrolls(DocumentTask):
         return Quality("score", name, higher_is_better=True, graded=name != "accuracy")
 
     def on(self, lm: LM, text: str) -> "BoundZeroScrolls":
-        of = SETS[self.set]
-        how = of.answering if self.new_tokens is None else replace(of.answering, new_tokens=self.new_tokens)
-        omitted = f"... [The rest of the {of.noun} is omitted]"
+        known = SETS[self.set]
+        how = known.answering if self.new_tokens is None else replace(known.answering, new_tokens=self.new_tokens)
+        omitted = f"... [The rest of the {known.noun} is omitted]"
         return BoundZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
 
 
@@ -159,27 +159,27 @@ def load_items(name: str, data: str | None) -> list[Item]:
     Raises:
         ValueError: no such data, or other columns or values.
     """
-    of = SETS[name]
+    known = SETS[name]
     if data is None:
-        table = hub_table("tau/scrolls", of.config, "validation", converted=True)
+        table = hub_table("tau/scrolls", known.config, "validation", converted=True)
     else:
-        table = read_table(data, ("validation", of.config))
+        table = read_table(data, ("validation", known.config))
     own = {"narrativeqa": _narrativeqa, "govreport": _govreport, "qmsum": _qmsum}
     there = table.rows[0].keys()
     if name in own and "input" not in there:
-        return list(own[name](of, table))
-    return list(_scrolls(name, of, table))
+        return list(own[name](known, table))
+    return list(_scrolls(name, known, table))
 
 
 def _item(
-    of: ScrollsSet, name: str, document: str, question: str, references: Sequence[str], options: str = ""
+    known: ScrollsSet, name: str, document: str, question: str, references: Sequence[str], options: str = ""
 ) -> Item:
-    query = of.question.replace("{options}", options).replace("{question}", question)
+    query = known.question.replace("{options}", options).replace("{question}", question)
     choices = tuple(line[4:] for line in options.split("\n")) if options else ()
-    return Item(name, of.before, document.strip(), f"\n\n{of.instruction}{query}", tuple(references), choices)
+    return Item(name, known.before, document.strip(), f"\n\n{known.instruction}{query}", tuple(references), choices)
 
 
-def _scrolls(name: str, of: ScrollsSet, table: Table) -> Iterator[Item]:
+def _scrolls(name: str, known: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from SCROLLS: question, empty line and document in "input"; a row for each reference, in "output"."""
     id_, input_, output = table.column("id"), table.column("input"), table.column("output")
     rows: dict[str, list[tuple[str, str]]] = {}  # by example: its input, and a reference
@@ -194,17 +194,17 @@ def _scrolls(name: str, of: ScrollsSet, table: Table) -> Iterator[Item]:
                 f"{table.name}: rows with the id {key} have different inputs. Give each question its own id"
             )
         if name == "quality":
-            yield _choice(of, key, text, references)
-        elif "{question}" in of.question:
+            yield _choice(known, key, text, references)
+        elif "{question}" in known.question:
             question, empty, document = text.partition("\n\n")
             if not empty:
                 raise ValueError(f"{table.name}: the input of {key} has no empty line between question and document")
-            yield _item(of, key, document, question.strip(), references)
+            yield _item(known, key, document, question.strip(), references)
         else:
-            yield _item(of, key, text, "", references)
+            yield _item(known, key, text, "", references)
 
 
-def _choice(of: ScrollsSet, key: str, text: str, references: Sequence[str]) -> Item:
+def _choice(known: ScrollsSet, key: str, text: str, references: Sequence[str]) -> Item:
     found = CHOICES.fullmatch(text)
     if found is None:
         raise ValueError(f"the input of {key} has no four options marked (A) to (D)")
@@ -214,10 +214,10 @@ def _choice(of: ScrollsSet, key: str, text: str, references: Sequence[str]) -> I
     if any(reference.strip() for reference in references) and not gold:
         raise ValueError(f"the answer of {key}, {references[0]!r}, is none of its options {options}")
     marked = "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
-    return _item(of, key, found["story"], found["question"].strip(), gold, marked)
+    return _item(known, key, found["story"], found["question"].strip(), gold, marked)
 
 
-def _narrativeqa(of: ScrollsSet, table: Table) -> Iterator[Item]:
+def _narrativeqa(known: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from the set's own form: document.text, question.text, answers with a text each."""
     document, question, answers = table.column("document"), table.column("question"), table.column("answers")
     for number, (place, row) in enumerate(table.each):
@@ -227,18 +227,18 @@ def _narrativeqa(of: ScrollsSet, table: Table) -> Iterator[Item]:
             texts[column] = text_of(inside(row[column], where, "text"), where)
         where = f"{place}, column {answers!r}"
         references = texts_of([inside(one, where, "text") for one in rows_of(row[answers], where)], where)
-        yield _item(of, f"row {number}", texts[document], texts[question], references)
+        yield _item(known, f"row {number}", texts[document], texts[question], references)
 
 
-def _govreport(of: ScrollsSet, table: Table) -> Iterator[Item]:
+def _govreport(known: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from the form of ccdv/govreport-summarization."""
     report, summary = table.column("report"), table.column("summary")
     for number, (where, row) in enumerate(table.each):
         texts = [text_of(row[column] or "", f"{where}, column {column!r}") for column in (report, summary)]
-        yield _item(of, f"row {number}", texts[0], "", [texts[1]])
+        yield _item(known, f"row {number}", texts[0], "", [texts[1]])
 
 
-def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
+def _qmsum(known: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from the form of Yale-LILY/QMSum: a meeting per row, with general and specific queries."""
     meeting = table.column("meeting_transcripts")
     kinds = table.column("general_query_list"), table.column("specific_query_list")
@@ -250,7 +250,7 @@ def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
             where = f"{place}, column {kind!r}"
             for index, query in enumerate(rows_of(row[kind], where)):
                 name = f"meeting {number}, {kind.partition('_')[0]} query {index}"
-                yield _item(of, name, transcript, _field(query, "query", where), [_field(query, "answer", where)])
+                yield _item(known, name, transcript, _field(query, "query", where), [_field(query, "answer", where)])
 
 
 def _field(one: Any, key: str, where: str) -> str:
