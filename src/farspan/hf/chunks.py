@@ -54,9 +54,9 @@ def self_check(lm: Any) -> str | None:
         except TROUBLE as error:
             if is_out_of_memory(error):
                 raise
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            line = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ValueError(
-                f"{lm.name}: its own forward fails on a text of {length} tokens or fewer: {said}"
+                f"{lm.name}: its own forward fails on a text of {length} tokens or fewer: {line}"
             ) from error
         if bool(own.isnan().any()):
             return None  # the rows will have the status "nan" in any case
@@ -120,8 +120,8 @@ def can_branch(lm: Any) -> bool:
                 if is_out_of_memory(error):
                     raise
                 _BRANCHES[lm] = False
-                return False
-        _BRANCHES[lm] = difference.problem(lm.dtype) is None
+            else:
+                _BRANCHES[lm] = difference.problem(lm.dtype) is None
     return _BRANCHES[lm]
 
 

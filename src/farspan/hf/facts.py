@@ -24,8 +24,8 @@ INDEX_HEADS, INDEX_DIMENSION = ("index_n_heads", "indexer_n_heads"), ("index_hea
 ALL_EXPERTS = ("llama4_text",)  # the code computes every expert for every token
 ATTENDING_TWICE = ("diffllama",)  # each layer attends twice, with the values of one half of the heads at a time
 DOUBLED_KEYS = ("mimo_v2_flash",)  # layers with a sliding window have twice as many key heads
-SLIDING = ("sliding_attention", "hybrid_sliding")  # kinds of layers with a sliding window
-WITHOUT_INDEXER = (*SLIDING, "full_attention", "heavily_compressed_attention")
+SLIDING_KINDS = ("sliding_attention", "hybrid_sliding")  # kinds of layers with a sliding window
+WITHOUT_INDEXER = (*SLIDING_KINDS, "full_attention", "heavily_compressed_attention")
 
 
 def input_device(model: Any) -> torch.device:
@@ -117,7 +117,7 @@ def _own_fields(config: Any, index: int) -> dict[str, int]:
     kind, own = kinds[index] if kinds else None, dict[str, int]()
     if heads:  # Laguna
         own["num_attention_heads"] = heads[index]
-    if kind in SLIDING:
+    if kind in SLIDING_KINDS:
         fields = ("num_attention_heads", "num_key_value_heads", "head_dim")
         own |= {name: value for name in fields if (value := getattr(config, f"swa_{name}", None))}  # Inkling
         if config.model_type in DOUBLED_KEYS:
@@ -202,8 +202,8 @@ def _share(name: str, weight: Tensor, experts: float, active: float) -> float:
 
 def _count(config: Any, names: Sequence[str]) -> float:
     """Return the first of these fields of a config, 0 without any; of a list by layer (HunYuan), the mean."""
-    of = (config, getattr(config, "ffn_config", None))  # the second of DBRX
-    found = next((value for one in of for name in names if (value := getattr(one, name, None))), 0)
+    configs = (config, getattr(config, "ffn_config", None))  # the second of DBRX
+    found = next((value for one in configs for name in names if (value := getattr(one, name, None))), 0)
     return float(sum(found) / len(found) if isinstance(found, list) else found)
 
 
@@ -214,7 +214,7 @@ def _windows(config: Any) -> dict[int, int | None]:
     if kinds is None:
         return dict.fromkeys(range(config.num_hidden_layers), window)
     chunk = getattr(config, "attention_chunk_size", None)
-    windows = dict.fromkeys(SLIDING, window) | {"chunked_attention": chunk}
+    windows = dict.fromkeys(SLIDING_KINDS, window) | {"chunked_attention": chunk}
     others = ("linear_attention", "conv", "moe", "mlp")
     return {index: windows.get(kind) for index, kind in enumerate(kinds) if kind not in others}
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of types of layers
+
 
 def gapped_mask(model: Any, positions: Int[Tensor, "batch time"]) -> Tensor | dict[str, Tensor]:
     """Return the attention_mask for positions with gaps: [batch, time], or [batch, 1, time, time] per kind of layer.
@@ -30,9 +32,6 @@ def causal_mask(model: Any, positions: Int[Tensor, "batch time"], window: int | 
     if model.config._attn_implementation != "eager":
         return visible
     return torch.zeros(visible.shape, device=positions.device).masked_fill_(~visible, torch.finfo(model.dtype).min)
-
-
-FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of types of layers
 
 
 def sliding_windows(model: Any) -> dict[str, int | None]:

@@ -20,9 +20,7 @@ from farspan.hf.scope import alone
 from farspan.hf.stream import Stream
 
 PROBE_LENGTH = 24  # tokens
-
 PROBE_SHIFT = 500  # positions
-
 # Relative differences of equal computations are up to 0.039 in bfloat16 and 0.0046 in float16, in Gemma 3 270M.
 TOLERANCES, TOLERANCE = {torch.float32: 5e-3, torch.float16: 0.02}, 0.1  # the second is that of other dtypes
 

@@ -91,8 +91,8 @@ def is_exact() -> bool:
         for rows, inner, columns in ((64, 256, 128), (256, 64, 1024), (512, 576, 576)):
             a, b = (torch.randn(*shape, generator=drawn) for shape in ((2, rows, inner), (2, inner, columns)))
             expected = a.double() @ b.double()
-            for found, of in ((torch.bmm(a, b), expected), (a[0] @ b[0], expected[0])):
-                if float((found - of).norm() / of.norm()) > ROUNDING:
+            for found, right in ((torch.bmm(a, b), expected), (a[0] @ b[0], expected[0])):
+                if float((found - right).norm() / right.norm()) > ROUNDING:
                     return False
         if not _mkldnn.enabled:  # as in `refuse_fallback`
             raise MemoryError(SHORT)

@@ -36,8 +36,8 @@ def curve(
         ValueError: as `farspan.measure`.
     """
     target, prefix = (None if one is None else named(one) for one in (target_text, prefix_text))
-    asked = Curve(protocol=protocol, depths=tuple(depths), target_text=target, prefix_text=prefix)
-    return measure(models, methods, [asked], text=text, lengths=lengths, **options)
+    task = Curve(protocol=protocol, depths=tuple(depths), target_text=target, prefix_text=prefix)
+    return measure(models, methods, [task], text=text, lengths=lengths, **options)
 
 
 def compare(

@@ -182,17 +182,17 @@ def measure_cell(
     ledger = Ledger(run, bound, method, lm, examples, seed, watch, mine)
     if lm.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(lm.device)
-    for example in ledger.examples:
+    for example in examples:
         for length in ledger.missing(example):
             if not _within_positions(bound, lm, example, length):
                 tokens = bound.num_tokens(lm, example, length)
                 ledger.fail(example, length, "too_long", f"needs {tokens:,} tokens, {lm.limit}")
     if longest is not None:
         ledger.leave_out(longest())
-    if not any(map(ledger.missing, ledger.examples)):
+    if not any(map(ledger.missing, examples)):
         return ledger.rows
     with method.on(lm) as reader:
-        fitting = within_positions(bound, lm, ledger.examples)
+        fitting = within_positions(bound, lm, examples)
         if bound.needs_nats and not reader.gives_nats:
             raise ValueError(
                 f"{bound.task} needs the log-probability of given tokens, and {lm.name} only returns new ones: measure "

@@ -25,9 +25,9 @@ class Operations:
 
     def __call__(self, example: Example[Any], chosen: Collection[int]) -> float:
         """Return the operations of an example at the chosen ones of its lengths, which share the text they read."""
-        asked = tuple(length for length in example.lengths if length in chosen)
-        stops = tuple(length for length in example.lengths if asked and length <= asked[-1])
-        if not asked:
+        lengths = tuple(length for length in example.lengths if length in chosen)
+        if not lengths:
             return 0.0
-        work = self._bound.work(self._reader.lm, replace(example, lengths=asked, stops=stops))
+        stops = tuple(length for length in example.lengths if length <= lengths[-1])
+        work = self._bound.work(self._reader.lm, replace(example, lengths=lengths, stops=stops))
         return sum(map(self._flops_of, self._reader.forwards(work, self._head)))

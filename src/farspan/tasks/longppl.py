@@ -308,6 +308,6 @@ def key_tokens(folder: str) -> KeyTokens:
             f"give {OWN}, or the folder of a run of longppl with one model and one method"
         )
     [rows] = found.values()
-    how = {name.name: rows[0].settings[name.name] for name in fields(LongPPL)}
+    how = {one.name: rows[0].settings[one.name] for one in fields(LongPPL)}
     bits = {(row.scores["target"], row.length): row.scores["key_bits"] for row in rows}
     return KeyTokens(f"{rows[0].model} {rows[0].method}", LongPPL(**how), bits)

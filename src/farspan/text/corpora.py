@@ -49,7 +49,7 @@ class Corpus:
 
     @property
     def named(self) -> dict[str, str]:
-        """What the settings of a task record of its text; their order is part of the hashes of examples."""
+        """The fields of a text in a task's settings; their order is part of the hashes of examples."""
         return {"text": self.name, "text_hash": self.hash}
 
     @property
@@ -83,7 +83,7 @@ class Corpus:
         return float(sum(mine[index] for index in alike if self.key(index) in keys)) / len(self.tokens)
 
     def key(self, index: int) -> tuple[int, bytes, bytes]:
-        """Return what two documents have in common only if one is a copy of the other: length, beginning and end."""
+        """Return length, beginning and end of a document, which are equal only for copies of it."""
         document = self.document(index)
         return len(document), document[:ENDS].tobytes(), document[-ENDS:].tobytes()
 
