@@ -278,6 +278,20 @@ def test_texts_of_one_file_name_are_shown_apart(
     assert [group.title for group in groups(*folders)] == titles
 
 
+def test_texts_of_several_tokenizers_are_the_same_if_their_documents_are(tmp_path: Path) -> None:
+    def folder(name: str, path: str, contents: str | None) -> Path:
+        measured = [replace(one, settings=one.settings | {"target_hash": name}) for one in rows(text=path)]
+        known = {} if contents is None else {"contents": {path: contents}}
+        return run(tmp_path / name, measured, tokenizer=name, **known)
+
+    other, same = folder("a", "t.txt", "x"), folder("b", "/copies/of/t.txt", "x")
+    assert [len(group.members) for group in groups(other, same)] == [2]
+    older, changed = folder("c", "t.txt", None), folder("d", "t.txt", "y")
+    found = groups(older, other, changed)
+    assert [group.title for group in found] == ["nested, t.txt (c, a)", "nested, t.txt (d)"]
+    assert [len(group.members) for group in found] == [2, 1]
+
+
 def test_perplexities_of_one_file_name_are_shown_apart() -> None:
     def source(folder: str) -> Source:
         settings = {"targets": "all", "text": f"/{folder}/t.txt", "text_hash": folder}

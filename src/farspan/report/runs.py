@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from farspan.files import expanded
-from farspan.record import DEFAULT_REPEATS, Row, by_key, latest, read_header, read_rows
+from farspan.record import CONTENTS, DEFAULT_REPEATS, Row, by_key, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
 from farspan.stats import version_label
@@ -228,6 +228,7 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
             for other, same in known:
                 if read.is_same(other) and same.members[0].source is not source:
                     other.hashes.update(read.hashes)
+                    other.contents.update(read.contents)
                     same.members.extend(group.members)
                     break
             else:
@@ -254,16 +255,21 @@ def _comparable(group: Group) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts of a task in one run: their names, and their hashes by the tokenizer of the models."""
+    """The texts of a task in one run: their names, and their hashes."""
 
     names: tuple[str | None, ...]
-    hashes: dict[str, tuple[str | None, ...]]
+    hashes: dict[str, tuple[str | None, ...]]  # of tokens, by the tokenizer of the models
+    contents: dict[int, str]  # of documents, by place among the names; older runs have none
 
     def is_same(self, other: "_Texts") -> bool:
-        """Return whether two runs have read the same texts: by hash, else by name, since hashes are of tokens."""
+        """Return whether two runs have read the same texts: by their tokens, else by their documents, else by name."""
         if shared := self.hashes.keys() & other.hashes.keys():
             return all(self.hashes[one] == other.hashes[one] for one in shared)
-        return self.names == other.names
+        known = self.contents.keys() & other.contents.keys()
+        mine, others = (
+            [one.contents[at] if at in known else name for at, name in enumerate(one.names)] for one in (self, other)
+        )
+        return mine == others
 
 
 def _texts(members: Sequence[Member]) -> _Texts:
@@ -272,7 +278,9 @@ def _texts(members: Sequence[Member]) -> _Texts:
     hashes = {
         tokenizer: some for tokenizer, settings in read if tokenizer and any(some := tuple(map(settings.get, HASHES)))
     }
-    return _Texts(_names(read[0][1]), hashes)
+    names = _names(read[0][1])
+    known = {name: hashed for one in members for name, hashed in one.about_model.get(CONTENTS, {}).items()}
+    return _Texts(names, hashes, {at: known[name] for at, name in enumerate(names) if name in known})
 
 
 def _tasks(source: Source, kinds: Mapping[str, type[Member]]) -> Iterator[tuple[tuple[Any, ...], _Texts, Group]]:
