@@ -24,7 +24,7 @@ from transformers import (
 from transformers.integrations import integration_utils
 
 import farspan.callback
-from farspan import CurveCallback, hf, measure, read_rows
+from farspan import CurveCallback, PerplexityCallback, hf, measure, read_rows
 from farspan.hf.training import set_aside, unwrapped
 from farspan.lm import fingerprint, wrap
 from farspan.reader import dense_reader
@@ -494,6 +494,11 @@ def test_a_training_resumed_with_another_state_of_the_text_is_refused(
 
 
 # models it finds, and models it refuses
+
+
+def test_no_lengths_are_refused(trainer: Start, text: str) -> None:
+    with pytest.raises(ValueError, match="lengths: got none, expected one or more"):
+        trainer(PerplexityCallback(text=text, lengths=[]), steps=1).train()
 
 
 def test_a_trainer_without_a_tokenizer_is_refused(trainer: Start, curves: Any, tokenizer: Any) -> None:

@@ -354,11 +354,12 @@ class PerplexityCallback(MeasuringCallback):
         self, tokenizer: Any = None, *, lengths: Sequence[int] | None = None, repeats: int = 4, **common: Unpack[Common]
     ) -> None:
         super().__init__(tokenizer, **common)
-        self.lengths, self.repeats = tuple(lengths) if lengths else None, repeats
+        self.lengths, self.repeats = None if lengths is None else tuple(lengths), repeats
 
     def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
         trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
-        lengths = self.lengths or tuple(sorted({max(2, n) for n in (trained // 2, trained, 2 * trained)}))
+        own = tuple(sorted({max(2, n) for n in (trained // 2, trained, 2 * trained)}))
+        lengths = own if self.lengths is None else self.lengths
         check_lengths(lengths)
         perplexity = Perplexity().resolved(lengths, (trained,))
         task = perplexity.on(lm, self.text)
