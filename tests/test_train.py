@@ -723,6 +723,20 @@ def test_a_training_does_not_continue_on_a_text_that_has_changed(settings: Make)
     train(more)
 
 
+def test_a_training_does_not_continue_with_a_held_out_text_that_has_changed(settings: Make, tmp_path: Path) -> None:
+    text = tmp_path / "held-out.txt"
+    done, more = (settings("a", f"trainer.steps={steps}", f"data.held_out={text}") for steps in (4, 6))
+    before = Path(done.data.text).read_text()[::-1]
+    text.write_text(before)
+    train(done)
+    text.write_text(before + "one more line")
+    with pytest.raises(ValueError, match=r"the held_out has changed since the training in .*/a began"):
+        train(more)
+    text.write_text(before)
+    (Path(done.out) / "checkpoints" / "held_out").unlink()  # as an older farspan
+    train(more)
+
+
 def test_a_training_killed_while_it_saves_continues_from_the_checkpoint_before(
     settings: Make, counted: list[int], left_by_a_kill: Callable[..., None]
 ) -> None:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Concatenate, TypeVar
 
 import torch
-from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerState, TrainingArguments
 
 from farspan import files
@@ -181,7 +180,7 @@ def run(
     settings: TrainingSettings,
     watch: TrainingWatch,
     *,
-    held_out: Dataset[Any] | None = None,
+    held_out: Any = None,
     callbacks: Sequence[MeasuringCallback] = (),
     save: Callable[[Any, torch.dtype, Path], None] = save_whole,
     again: Callable[[], Any],
@@ -198,7 +197,7 @@ def run(
     Args:
         rows: a Dataset with the attribute `corpus`.
         watch: called with each step, notice and measurement.
-        held_out: rows whose loss is logged, in a pre-training.
+        held_out: as `rows`; their loss is logged, in a pre-training.
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
@@ -233,7 +232,8 @@ def run(
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
     finished = checkpoint if before.global_step == how.steps else None
     when = {"continues": bool(checkpoint), "finished": bool(finished), "plan": watch.plan}
-    recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, inputs, **when)
+    read_too = inputs if held_out is None else {**inputs, "held_out": held_out.corpus.hash}
+    recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, read_too, **when)
     read = _read(len(rows), row, how)
     trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
