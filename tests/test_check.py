@@ -762,4 +762,7 @@ def test_costs_of_sessions_on_other_machines_are_named(baseline: Path) -> None:
     assert uneven_costs([with_sessions(session, other)])[0].startswith(expected)
     assert uneven_costs([with_sessions(session), with_sessions(other)])[0].startswith(expected)
     assert uneven_costs([with_sessions(session, session)]) == []
+    elsewhere = session | {"devices": {costs[0].model: "cuda:0"}}
+    (line,) = uneven_costs([with_sessions(session, elsewhere)])
+    assert line.startswith("costs were measured in sessions that differ in device (cpu and cuda:0): times of")
     assert uneven_costs([with_sessions(session), with_sessions(other, rows=[])]) == []  # of which only one has costs

@@ -173,7 +173,9 @@ class Run:
             refuse_other_config(self.folder, before, identity)
             refuse_other_weights(self.folder, before, identity)
             before |= of_texts
-            named = header["sessions"][self._session].setdefault("models", [])
+            session = header["sessions"][self._session]
+            session.setdefault("devices", {})[identity["name"]] = identity.get("device")
+            named = session.setdefault("models", [])
             if identity["name"] not in named:
                 named.append(identity["name"])
             places = {name: place for place, name in enumerate(order)}

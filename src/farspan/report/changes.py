@@ -140,7 +140,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
                 found += _quality(one, other, group, tolerances, lacking)
     lacking += [f"{spec} {how} is not compared: the baseline has no rows" for spec, how in theirs]
     about: list[dict[str, Any]] = [next(iter(source.header["models"].values()), {}) for source in (baseline, now)]
-    different = machines_apart((baseline, now)) + apart(about, ("device", *NUMERICS))
+    different = machines_apart((baseline, now)) + apart(about, NUMERICS)
     if not cost_rows(baseline):
         remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
     elif not cost_rows(now):

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,19 @@ def uneven_costs(sources: Sequence[Source]) -> list[str]:
 
 
 def machines_apart(sources: Sequence[Source]) -> list[str]:
-    """Return how the machines of the runs' sessions differ, such as `threads (1 and 2)`. Rows do not say in which
-    session they were measured."""
-    return apart([session for source in sources for session in source.header["sessions"]], MACHINE)
+    """Return how the machines of the runs' sessions, or the devices of the models with costs, differ, such as
+    `threads (1 and 2)`. Rows do not say in which session they were measured."""
+    sessions = [session for source in sources for session in source.header["sessions"]]
+    return apart(sessions, MACHINE) + apart([one for source in sources for one in _devices(source)], ("device",))
+
+
+def _devices(source: Source) -> Iterator[dict[str, str]]:
+    """Yield the device of each model with costs, when it was first measured and in each session."""
+    first = {name: about.get("device") for name, about in source.header["models"].items()}
+    for devices in (first, *(session.get("devices", {}) for session in source.header["sessions"])):
+        for model in dict.fromkeys(model for model, *_ in cost_rows(source)):
+            if device := devices.get(model):
+                yield {"device": device}
 
 
 def apart(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:

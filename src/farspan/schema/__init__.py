@@ -200,6 +200,7 @@ class Identity(Checked):
 class Session(Checked):
     command: list[str] = []  # the command line
     models: list[str] = []  # that it began
+    devices: dict[str, str | None] = {}  # of each; older sessions have none
     methods: list[str] | None = None  # that it named; None: an older farspan wrote it
     # its number, from 1, and the number of shards
     shard: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = None
