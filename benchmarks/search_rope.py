@@ -3,7 +3,7 @@
     python benchmarks/search_rope.py [--shape yarn] [--factor 4] [--max-nats 0.05] [--against FACTOR ...]
         [--out runs/search_rope] [--quick] [--check]
 
-`search_rope` measures 200 candidates on texts of `builtin:train` and keeps the one with the highest memory index that
+`RopeSearch` measures 200 candidates on texts of `builtin:train` and keeps the one with the highest memory index that
 costs at most `--max-nats` per token inside the window. The factors found, untrained YaRN of the same factor and the
 model's own RoPE are then measured on texts of `builtin:held-out`: memory lengths over lengths up to a whole context of
 `factor` windows (probe of 32 + 96 tokens), and nats per token on windows of the trained length. Differences are paired
@@ -21,7 +21,7 @@ from common import end, interval, parser_of, run_script
 from farspan import load, measure
 from farspan.files import write
 from farspan.measuring.loop import Watch
-from farspan.measuring.search import search_rope
+from farspan.measuring.search import RopeSearch
 from farspan.methods import method
 from farspan.report.search import draw_search
 from farspan.stats.forgetting_curves import MeasuredCurve, curve, memory_index
@@ -82,9 +82,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     lm, clock = load("demo"), Clock(options.out / "cpu_seconds")
     shape = {"shape": options.shape, "factor": options.factor, "max_nats": options.max_nats}
-    found = search_rope(
-        lm, **shape, evaluations=evaluations, repeats=search_texts, out=options.out / "search", watch=clock.watch()
-    )
+    search = RopeSearch(**shape, evaluations=evaluations, repeats=search_texts, out=options.out / "search")
+    found = search.run(lm, watch=clock.watch())
     seconds = clock.seconds
     draw_search(found)
     if found.best is None:

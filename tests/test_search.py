@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 
 import farspan
 from farspan.cli import app
-from farspan.hf import plain_rope
-from farspan.lm import LM
+from farspan.hf import Stream, plain_rope
+from farspan.lm import LM, load
+from farspan.measuring import calibration
 from farspan.measuring.loop import Watch
-from farspan.measuring.search import KNOTS, NOT_FINITE, Space, _Search, cma_es, loss, search_rope
+from farspan.measuring.plan import Plan
+from farspan.measuring.search import KNOTS, NOT_FINITE, RopeSearch, Space, _Search, cma_es, loss
 from farspan.methods import method
 from farspan.record import read_rows
 from farspan.report.search import Searched, Tried, print_search, search_figure
@@ -41,8 +43,12 @@ def lm(tokenizer: PreTrainedTokenizerFast) -> LM:
     return open_lm("llama", tokenizer, max_position_embeddings=WINDOW)
 
 
-def searched(lm: LM, **changes: Any) -> Searched:
-    return search_rope(lm, **{"text": "text.txt", "out": "run"} | SMALL | changes)
+def searching(**changes: Any) -> RopeSearch:
+    return RopeSearch(**{"text": "text.txt", "out": "run"} | SMALL | changes)
+
+
+def searched(lm: LM, watch: Watch | None = None, **changes: Any) -> Searched:
+    return searching(**changes).run(lm, watch=watch)
 
 
 def numbers(found: Searched) -> list[Any]:
@@ -221,6 +227,67 @@ def test_an_edited_candidate_is_refused(lm: LM) -> None:
             searched(lm, evaluations=1)
 
 
+# plans
+
+
+def planned(search: RopeSearch, lm: LM | str, **options: Any) -> list[Plan]:
+    costs = [one.cost for one in search.plan(lm, **options)]
+    assert all(isinstance(one, Plan) for one in costs)
+    return costs  # type: ignore[return-value]
+
+
+def test_a_plan_counts_the_tokens_that_the_search_reads() -> None:
+    lm, fed = load("demo", device="cpu"), 0
+    search = searching(lengths=(16, 600), evaluations=2)
+    memory, inside = planned(search, lm)  # it also checks that the model can be read in chunks
+
+    def count(module: Any, args: Any, kwargs: Any) -> None:
+        nonlocal fed
+        if "forward" not in vars(module):  # while the head runs
+            fed += kwargs["input_ids"].numel()
+
+    handle = lm.model.get_decoder().register_forward_pre_hook(count, with_kwargs=True)
+    search.run(lm)
+    handle.remove()
+    assert fed == memory.tokens + inside.tokens
+    assert memory.num_examples == inside.num_examples == 3 * (2 + 2)  # its own RoPE, YaRN, two candidates
+    assert inside.tokens == 4 * 3 * 512
+    assert memory.longest > 600
+
+
+def test_a_plan_leaves_out_what_the_run_already_has(lm: LM) -> None:
+    whole = planned(searching(), lm)
+    searched(lm, evaluations=2)
+    assert [(one.num_examples, one.tokens, one.num_done) for one in planned(searching(evaluations=2), lm)] == [
+        (0, 0, 24), (0, 0, 12)  # at two lengths, and at one
+    ]  # fmt: skip
+    left = planned(searching(), lm)
+    assert [3 * one.tokens for one in left] == [one.tokens for one in whole]
+    rows = Path("run/rows.jsonl").read_text().splitlines(keepends=True)
+    Path("run/rows.jsonl").write_text("".join(rows[:-1]))  # one of the last candidate's windows
+    memory, inside = planned(searching(), lm)
+    assert (memory, inside.tokens) == (left[0], left[1].tokens + WINDOW)
+    with pytest.raises(ValueError, match=r"search\.factor was 4\.0, now 8\.0"):
+        planned(searching(factor=8.0), lm)
+
+
+def test_a_calibrated_plan_has_the_time_of_the_search(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, step = 0.0, Stream.step
+
+    def working(self: Stream, ids: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        done += 1e-9 * ids.shape[0] * lm.flops(self.num_seen, ids.shape[1], 0) + 0.001
+        return step(self, ids)
+
+    planned(searching(), lm)  # the check of chunks is not part of it
+    monkeypatch.setattr(Stream, "step", working)
+    monkeypatch.setattr(calibration, "clock", lambda: done)
+    costs = planned(searching(), lm, calibrate=True)
+    done = 0.0
+    searched(lm)
+    assert sum(one.seconds or 0.0 for one in costs) == pytest.approx(done, rel=0.03)
+
+
 # refusals
 
 
@@ -353,9 +420,26 @@ def test_a_search_without_a_candidate_within_the_bound_fails(model: Path) -> Non
         assert "no candidate costs at most +0 nats inside the window: the nearest costs +" in done.stderr
 
 
+def test_the_plan_of_the_command_needs_no_weights_and_makes_no_run(model: Path, lm: LM) -> None:
+    (model / "model.safetensors").unlink()
+    done = farspan_cli("search", "rope", model, *COMMAND.split(), "--plan", "--tflops", 0.5, "--json")
+    assert done.exit_code == 0, done.output
+    plans = json.loads(done.stdout)["plans"]
+    assert [one["what"].partition(":")[0] for one in plans] == ["curve", "perplexity"]
+    assert {one["method"] for one in plans} == {"farspan search rope"}
+    assert [one["seconds"] for one in plans] == pytest.approx([one["flops"] / 0.5e12 for one in plans])
+    assert [one["tokens"] for one in plans] == [one.tokens for one in planned(searching(lengths=None), lm)]
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        (["--plan", "--tflops", "0"], "tflops: got 0, expected a positive number"),
+        (["--plan", "--tflops", "1", "--calibrate"], "both give the time"),
+        (["--calibrate"], "--calibrate belongs to --plan"),
+        (["--plan", "--lengths", "8,16"], "are inside the window"),
+        (["--plan", "--lengths", "60,5000"], "text 'text.txt' has"),
         (["--shape", "spiral"], "spiral"),
         (["--factor", "0.5"], "factor: got 0.5, expected more than 1"),
         (["--lengths", "8,16"], "are inside the window"),
@@ -368,5 +452,21 @@ def test_wrong_options_are_refused_in_one_line(options: list[str], reason: str, 
     assert done.exit_code == 2
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]  # after transformers' progress
+    assert last.startswith("error: ")
+    assert reason in last
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [("gpt2", "changes RoPE frequencies, and GPT2LMHeadModel has none"), (None, "is a server, and this command needs")],
+)
+def test_a_plan_refuses_the_models_that_a_search_refuses(
+    architecture: str | None, reason: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    if architecture is not None:
+        saved("other", tokenizer, tiny_model(architecture))
+    done = farspan_cli("search", "rope", "other" if architecture else "http://127.0.0.1:9", *COMMAND.split(), "--plan")
+    assert done.exit_code == 2
+    last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ")
     assert reason in last

@@ -294,8 +294,8 @@ class TextOptions:
 
 
 @dataclass(frozen=True)
-class Running:
-    """Options: how a measurement is carried out, and where its rows are stored."""
+class Dividing:
+    """Options: where rows are stored, and how the measurement is divided."""
 
     out: Annotated[Path | None, option(RUN, f"{OUT}, also with more repeats or lengths.", metavar="FOLDER")] = None
     batch: Batch = None
@@ -319,6 +319,12 @@ class Running:
     gpus_per_model: Annotated[
         int | None, count(RUN, "With --ray: GPUs that share a model (tensor parallelism); default 1.")
     ] = None
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Options: whether a run is only planned."""
+
     plan: Annotated[
         bool,
         option(
@@ -333,8 +339,6 @@ class Running:
     tflops: Annotated[
         float | None, option(RUN, "With --plan: speed of the machine in TFLOP/s, such as 0.3.", metavar="X")
     ] = None
-    quiet: Annotated[bool, option(RUN, "Print no progress, only results.", "--quiet", "-q")] = False
-    as_json: AsJson = False
 
     def check(self) -> None:
         """Raise ValueError for options of a plan without --plan."""
@@ -346,3 +350,11 @@ class Running:
     def kept(self) -> str:
         """Return what remains if the command is stopped."""
         return "" if self.plan else ROWS_KEPT
+
+
+@dataclass(frozen=True)
+class Running(Planning, Dividing):
+    """Options: how a measurement is carried out."""
+
+    quiet: Annotated[bool, option(RUN, "Print no progress, only results.", "--quiet", "-q")] = False
+    as_json: AsJson = False

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from farspan.cli.messages import ROWS_KEPT, err, one_line_errors
+from farspan.cli.measured import print_plans
+from farspan.cli.messages import err, one_line_errors
 from farspan.cli.options import (
     LENGTHS,
     MODEL,
@@ -18,6 +19,7 @@ from farspan.cli.options import (
     LocalLoading,
     LocalModel,
     Out,
+    Planning,
     Scored,
     Text,
     TextOptions,
@@ -28,6 +30,7 @@ from farspan.cli.options import (
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
+    from farspan.measuring.search import RopeSearch
     from farspan.report.search import Searched
 
 Shape = Literal["yarn", "factors"]  # as in farspan.measuring.search, which imports torch
@@ -65,6 +68,7 @@ def search_rope(
     out: Out = None,
     batch: Annotated[int | None, count(RUN, "Texts read at once; default: as many as memory allows.")] = None,
     chunk: Chunk = None,
+    planning: Planning,
     as_json: AsJson = False,
 ) -> None:
     """Search for the RoPE frequencies with which a model remembers most, at a bounded cost inside its window.
@@ -73,16 +77,14 @@ def search_rope(
     4, ... trained lengths, up to --factor of them. The best candidate is written to factors.json in the run folder.
     Needs the extra search.
     """
-    with one_line_errors(ROWS_KEPT):
+    with one_line_errors(planning.kept):
         from farspan.measuring.loop import Watch
-        from farspan.measuring.search import search_rope as search
-        from farspan.report.search import draw_search, print_search
+        from farspan.measuring.search import RopeSearch
 
+        planning.check()
         [model] = loading.models([model])
         console = err if as_json else Terminal()
-        settings = sampling.settings(auto=None)
-        found = search(
-            model,
+        search = RopeSearch(
             shape=shape,
             factor=factor,
             evaluations=evaluations,
@@ -92,64 +94,65 @@ def search_rope(
             warmup=warmup,
             scored=scored,
             out=out,
-            loader=loading.loader(),
             batch=batch,
             chunk=chunk,
-            watch=Watch(notice=console.print_line),
-            **settings,
+            **sampling.settings(auto=None),
         )
-        print_search(found, console)
-        picture = draw_search(found)[0]
-        console.print_line(f"{found.folder}: {picture.name}" + (f", {found.file.name}" if found.file else ""))
-        curve = {"target_text": target_text, "warmup": warmup, "scored": scored}
-        command = None
-        if found.best is None:
-            line = f"no candidate costs at most {max_nats:+g} nats inside the window: the nearest costs "
-            line += f"{found.nearest.increase:+.4f}. Raise --max-nats or --evaluations, or lower --factor"
-            err.print_line(line, style="red")
-        elif found.best.memory < 0.0005:  # printed as 0.000
-            err.print_line("no candidate remembers anything at these lengths. Lower --factor or --lengths", style="red")
-        else:
-            command = compare_command(found, model, factor, settings, curve, loading, repeats)
-            if not found.best.number:
-                console.print_line("no candidate within the bound remembers more than untrained YaRN", style="yellow")
-            same = " --seed " in command
-            where = "on windows of the same texts, which can overlap: give another --text" if same else "on other texts"
-            console.print_command(f"{where}:\n{command}")
+        if planning.plan:
+            timed: dict[str, Any] = {"calibrate": planning.calibrate, "tflops": planning.tflops}
+            print_plans(search.plan(model, loader=loading.loader(), **timed), False, as_json)
+            return
+        found = search.run(model, loader=loading.loader(), watch=Watch(notice=console.print_line))
+        command = print_found(found, search, model, loading, console)
         if as_json:
             print(json.dumps(as_data(found) | {"command": command}))
         if command is None:
             raise typer.Exit(1)
 
 
-def compare_command(
-    found: "Searched",
-    model: str,
-    factor: float,
-    settings: dict[str, Any],
-    curve: dict[str, Any],
-    loading: LocalLoading,
-    repeats: int,
-) -> str:
-    """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts if they are
-    known: the held-out part of the built-in texts.
+def print_found(
+    found: "Searched", search: "RopeSearch", model: str, loading: LocalLoading, console: Terminal
+) -> str | None:
+    """Print and draw the results of a search; return the command that compares its factors, None if there are none."""
+    from farspan.report.search import draw_search, print_search
 
-    Args:
-        curve: settings of the forgetting curve that were searched with; None: the default.
-    """
-    methods = ["full", f"rope:type=yarn,factor={factor:g}", f"rope:type=factors,file={found.file}"]
+    print_search(found, console)
+    picture = draw_search(found)[0]
+    console.print_line(f"{found.folder}: {picture.name}" + (f", {found.file.name}" if found.file else ""))
+    if found.best is None:
+        line = f"no candidate costs at most {found.max_nats:+g} nats inside the window: the nearest costs "
+        line += f"{found.nearest.increase:+.4f}. Raise --max-nats or --evaluations, or lower --factor"
+        err.print_line(line, style="red")
+        return None
+    if found.best.memory < 0.0005:  # printed as 0.000
+        err.print_line("no candidate remembers anything at these lengths. Lower --factor or --lengths", style="red")
+        return None
+    command = compare_command(found, search, model, loading)
+    if not found.best.number:
+        console.print_line("no candidate within the bound remembers more than untrained YaRN", style="yellow")
+    same = " --seed " in command
+    where = "on windows of the same texts, which can overlap: give another --text" if same else "on other texts"
+    console.print_command(f"{where}:\n{command}")
+    return command
+
+
+def compare_command(found: "Searched", search: "RopeSearch", model: str, loading: LocalLoading) -> str:
+    """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts if they are
+    known: the held-out part of the built-in texts."""
+    methods = ["full", f"rope:type=yarn,factor={search.factor:g}", f"rope:type=factors,file={found.file}"]
     targets = max(1, min(256, found.lengths[0] // 2))
+    curve = {"target_text": search.target_text, "warmup": search.warmup, "scored": search.scored}
     given = "".join(f",{name}={value}" for name, value in curve.items() if value is not None)
     tasks = [f"perplexity:target_tokens={targets}", f"curve:protocol=probe{given}"]
     words = ["farspan", "compare", model]
     words += [word for method in methods for word in ("--method", method)]
     words += [word for task in tasks for word in ("--task", task)]
-    words += ["--lengths", ",".join(map(str, found.lengths)), "--repeats", str(repeats)]
-    text = "builtin:held-out" if settings["text"] == "builtin:train" else settings["text"]
+    words += ["--lengths", ",".join(map(str, found.lengths)), "--repeats", str(search.repeats)]
+    text = "builtin:held-out" if search.text == "builtin:train" else search.text
     words += ["--text", text]
     # where no other text is known: other windows of the same
-    if text == settings["text"] or curve["target_text"] not in (None, "shuffled"):
-        words += ["--seed", str(settings["seed"] + 1)]
+    if text == search.text or search.target_text not in (None, "shuffled"):
+        words += ["--seed", str(search.seed + 1)]
     for name, value in loading.given.items():
         words += [name] if value is True else [name, str(value)]
     return shlex.join(words)

@@ -12,17 +12,15 @@ from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_d
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import identity_of, measure_model
-from farspan.measuring.plan import Plan, Planned, plan_examples
+from farspan.measuring.plan import Plan, Planned, check_timing, is_run, plan_examples, rows_so_far
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import Grid, grid, possible_lengths
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
 from farspan.record import (
     DEFAULT_REPEATS,
-    Row,
     Run,
     Shard,
-    continued,
     current,
     latest,
     read_header,
@@ -162,25 +160,16 @@ def plans(
     Raises:
         ValueError: a folder with another run; both `calibrate` and `tflops`, or `tflops` that is not a positive number.
     """
-    if tflops is not None and not 0 < tflops < math.inf:
-        raise ValueError(
-            f"tflops: got {tflops:g}, expected a positive number, the 10^12 floating-point operations that the machine "
-            "does in a second (--tflops)"
-        )
-    if tflops is not None and calibrate:
-        raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
+    check_timing(calibrate, tflops)
     loader, chosen = loader or Load(), what.fitted(methods_of(methods))
     models = models_of(models)
     folder, settings = what.run(models, chosen, out)
-    rows, header = list[Row](), None
-    if (folder / "run.json").exists():
-        rows, header = latest(read_rows(folder)), read_header(folder)
-        continued(folder, header["settings"], settings, rows, divided=False, may_grow=True)
+    rows = rows_so_far(folder, settings, may_grow=True)
     for model in models:
         lm = loader(model, weights=calibrate)
         setups = what.setups(lm, Watch())
-        if header is not None:
-            refuse_other_texts(folder, header, identity_of(lm, setups, what))
+        if is_run(folder):
+            refuse_other_texts(folder, read_header(folder), identity_of(lm, setups, what))
         for one in setups:
             one = one.first_round
             measurement = one.bound.measurement

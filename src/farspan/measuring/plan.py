@@ -4,8 +4,9 @@ Everything except the time is computed from the model's config and tokenizer, so
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from farspan.lm import LM
@@ -14,7 +15,7 @@ from farspan.measuring.loop import batch_that_fits, chunk_of, key_bytes, within_
 from farspan.measuring.operations import flops_of
 from farspan.methods import Method
 from farspan.reader import logits_at_once
-from farspan.record import UNFINISHED, Row
+from farspan.record import UNFINISHED, Row, by_key, continued, latest, read_header, read_rows
 from farspan.tasks.base import Bound, Example, Work
 
 
@@ -152,13 +153,79 @@ def plan_examples(
     )
 
 
+def plan_alike(
+    bound: Bound[Any],
+    method: Method,
+    lm: LM,
+    examples: Sequence[Example[Any]],
+    repeats: int,
+    rows_of_each: Iterable[Sequence[Row]],
+    **options: Any,
+) -> Plan:
+    """Return the cost of measuring the same examples under several methods, each of which costs as much as `method`.
+
+    Args:
+        rows_of_each: the rows that the run has under each of them.
+        options: as of `plan_examples`.
+
+    Raises:
+        ValueError: as `plan`.
+    """
+    alike = by_key((frozenset(_finished(rows)), rows) for rows in rows_of_each)
+    costs = list[Plan]()
+    for some in alike.values():
+        costs += [plan_examples(bound, method, lm, examples, repeats, rows=some[0], **options)] * len(some)
+    return replace(
+        max(costs, key=lambda one: one.extra_bytes),
+        num_examples=sum(one.num_examples for one in costs),
+        tokens=sum(one.tokens for one in costs),
+        flops=sum(one.flops for one in costs),
+        seconds=None if costs[0].seconds is None else sum(one.seconds or 0.0 for one in costs),
+        num_done=sum(one.num_done for one in costs),
+    )
+
+
+def check_timing(calibrate: bool, tflops: float | None) -> None:
+    """Raise ValueError for both ways to a time, or `tflops` that is not a positive number."""
+    if tflops is not None and not 0 < tflops < math.inf:
+        raise ValueError(
+            f"tflops: got {tflops:g}, expected a positive number, the 10^12 floating-point operations that the machine "
+            "does in a second (--tflops)"
+        )
+    if tflops is not None and calibrate:
+        raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run."""
+    return (folder / "run.json").exists()
+
+
+def rows_so_far(folder: Path, settings: Mapping[str, Any], *, may_grow: bool = False) -> list[Row]:
+    """Return the rows of the run that these settings would continue; none if there is no run.
+
+    Raises:
+        ValueError: a run with other settings.
+    """
+    if not is_run(folder):
+        return []
+    rows = latest(read_rows(folder))
+    continued(folder, read_header(folder)["settings"], settings, rows, divided=False, may_grow=may_grow)
+    return rows
+
+
 def still_missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tuple[list[Example[Any]], int]:
     """Return the examples with the lengths at which they lack a finished row, and the number of finished rows."""
-    done = {row.place for row in rows if row.status not in UNFINISHED}
+    done = _finished(rows)
     wanted = {e.id: {n: {(e.id, n, depth) for depth in e.depths} for n in e.lengths} for e in examples}
     left = [replace(e, lengths=tuple(n for n in e.lengths if wanted[e.id][n] - done)) for e in examples]
     every = set[tuple[str, int, float]]().union(*(at for by_length in wanted.values() for at in by_length.values()))
     return [e for e in left if e.lengths], len(every & done)
+
+
+def _finished(rows: Sequence[Row]) -> set[tuple[str, int, float]]:
+    """Return the places of the rows that are not measured again."""
+    return {row.place for row in rows if row.status not in UNFINISHED}
 
 
 def _bytes_twice(method: Method, lm: LM, step: Work) -> int:

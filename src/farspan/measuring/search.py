@@ -43,10 +43,11 @@ from farspan.lm import LM
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.measuring.one_model import begin_model
+from farspan.measuring.plan import Planned, check_timing, plan_alike, rows_so_far
 from farspan.measuring.setups import Grid, Setup
 from farspan.methods import Method, method
 from farspan.methods.rope import BETA_FAST, BETA_SLOW, LARGEST_FACTOR, Rope, yarn, yarn_scale
-from farspan.record import Row, Run, default_folder
+from farspan.record import Row, Run, by_key, default_folder
 from farspan.report.progress import LINE_EVERY
 from farspan.report.search import Searched, Tried
 from farspan.specs import check_known
@@ -124,82 +125,109 @@ class Space:
         return np.linspace(0, self.pairs - 1, min(KNOTS, self.pairs)).round().astype(int)
 
 
-def search_rope(
-    model: str | LM,
-    *,
-    shape: str = "yarn",
-    factor: float = 4.0,
-    evaluations: int = 200,
-    max_nats: float = 0.05,
-    text: str = "builtin:train",
-    target_text: str | None = None,
-    lengths: Sequence[int] | None = None,
-    repeats: int = 8,
-    warmup: int | None = None,
-    scored: int | None = None,
-    seed: int = 0,
-    out: str | Path | None = None,
-    loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
-    watch: Watch | None = None,
-) -> Searched:
-    """Search the RoPE of a model into the run folder `out`. Repeating the call resumes a stopped search; with more
-    evaluations it goes on.
-
-    Args:
-        shape: "yarn" or "factors", see the module.
-        factor: YaRN's factor, for texts that many times as long as the trained length.
-        evaluations: candidates to measure, the model's own RoPE and YaRN not counted.
-        max_nats: the largest increase of nats per token on windows of the trained length.
-        text: to predict and to copy; results on it are optimistic and should be confirmed on another text.
-        target_text: to copy instead, such as "shuffled".
-        lengths: tokens, ascending; default: whole contexts of 1, 2, 4, ... trained lengths, up to `factor` of them.
-        repeats: texts, at each length.
-        warmup, scored: tokens of a probe, as of `farspan.tasks.curve.Curve`.
-        watch: called with each row, and with a line for each better candidate and generation.
+@dataclass(frozen=True, kw_only=True)
+class RopeSearch:
+    """A search of the RoPE of a model, with these settings.
 
     Raises:
-        ValueError: settings that make no sense, lengths inside the window only, a model without RoPE, with several or
-            with a scaled one, a served model, a text too short, a folder with another run, or no package `cma`.
-        OSError: the disk is full.
+        ValueError: settings that make no sense, or no package `cma`.
     """
-    check_known("shape", shape, SHAPES)
-    if not (1 < factor <= LARGEST_FACTOR):
-        raise ValueError(f"factor: got {factor:g}, expected more than 1, at most {LARGEST_FACTOR:,} (--factor)")
-    if evaluations < 1:
-        raise ValueError(f"evaluations: got {evaluations}, expected at least 1 (--evaluations)")
-    if not 0 <= max_nats < math.inf:
-        raise ValueError(f"max_nats: got {max_nats:g}, expected nats per token, 0 or more (--max-nats)")
-    if out is not None and set(BAD_NAME) & set(str(out)):
-        raise ValueError(f"{out}: a method cannot name a file there: choose a folder without , and + (out)")
-    if lengths is not None:
-        check_lengths(lengths)
-    optional_import("cma", "search")
-    loader, watch = loader or Load(), watch or Watch()
-    lm = loader.to_measure(model)
-    if lm.own_reader() is not None:
-        raise ValueError(f"{lm.name} runs on a server, whose RoPE cannot be changed: give its folder or hub id")
-    theta, own = hf.plain_rope(lm.model, name=NAME)
-    if lm.trained_length is None:
-        raise ValueError(f"the config of {lm.name} has no trained length: give it (--trained-length TOKENS)")
-    space = Space(shape, theta, len(own), lm.trained_length, float(factor))
-    task = Curve("probe", warmup, scored, target_text=target_text)
-    task = task.resolved(lengths or (int(factor * lm.trained_length),), (lm.trained_length,))
-    chosen = tuple(lengths) if lengths else windows(task, lm, factor)
-    task.check(chosen)
-    tasks = task, Perplexity("all")
-    how: dict[str, Any] = {"cost": False, "compared": False, "batch": batch, "chunk": chunk}
-    what = Grid(tasks, text, chosen, repeats, seed, trained=(lm.trained_length,), **how)
-    searched = {"shape": shape, "factor": float(factor), "max_nats": float(max_nats)}
-    header = what.header | {"search": searched, "methods": [NAME]}
-    folder = expanded(out) if out is not None else default_folder("search", [lm.name], header)
-    with Run.open(folder, header) as run, set_aside(lm.model):
-        memory, nats = begin_model(lm, what, run, (), watch)
-        _check_beyond(memory, lm, what)
-        setups = memory, replace(nats, lengths=(lm.trained_length,))
-        search = _Search(lm, run, space, setups, float(max_nats), seed, watch)
-        return search.results(evaluations)
+
+    shape: str = "yarn"  # or "factors", see the module
+    factor: float = 4.0  # YaRN's, for texts that many times as long as the trained length
+    evaluations: int = 200  # candidates to measure, the model's own RoPE and YaRN not counted
+    max_nats: float = 0.05  # the largest increase of nats per token on windows of the trained length
+    text: str = "builtin:train"  # to predict and to copy; results on it are optimistic: confirm them on another text
+    target_text: str | None = None  # to copy instead, such as "shuffled"
+    # tokens, ascending; default: whole contexts of 1, 2, 4, ... trained lengths, up to `factor` of them
+    lengths: Sequence[int] | None = None
+    repeats: int = 8  # texts, at each length
+    warmup: int | None = None  # tokens of a probe, as of `farspan.tasks.curve.Curve`
+    scored: int | None = None
+    seed: int = 0
+    out: str | Path | None = None  # the run folder; default: one under runs/, the same for the same settings
+    batch: int | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        check_known("shape", self.shape, SHAPES)
+        if not (1 < self.factor <= LARGEST_FACTOR):
+            raise ValueError(
+                f"factor: got {self.factor:g}, expected more than 1, at most {LARGEST_FACTOR:,} (--factor)"
+            )
+        if self.evaluations < 1:
+            raise ValueError(f"evaluations: got {self.evaluations}, expected at least 1 (--evaluations)")
+        if not 0 <= self.max_nats < math.inf:
+            raise ValueError(f"max_nats: got {self.max_nats:g}, expected nats per token, 0 or more (--max-nats)")
+        if self.out is not None and set(BAD_NAME) & set(str(self.out)):
+            raise ValueError(f"{self.out}: a method cannot name a file there: choose a folder without , and + (out)")
+        if self.lengths is not None:
+            check_lengths(self.lengths)
+        optional_import("cma", "search")
+
+    def run(self, model: str | LM, *, loader: Load | None = None, watch: Watch | None = None) -> Searched:
+        """Search into the run folder. Repeating the call resumes a stopped search; with more evaluations it goes on.
+
+        Args:
+            watch: called with each row, and with a line for each better candidate and generation.
+
+        Raises:
+            ValueError: lengths inside the window only, a model without RoPE, with several or with a scaled one, a
+                served model, a text too short, or a folder with another run.
+            OSError: the disk is full.
+        """
+        lm, watch = (loader or Load()).to_measure(model), watch or Watch()
+        space, what, folder, header = self._on(lm)
+        with Run.open(folder, header) as run, set_aside(lm.model):
+            setups = _pair(begin_model(lm, what, run, (), watch), lm, what)
+            search = _Search(lm, run, space, setups, float(self.max_nats), self.seed, watch)
+            return search.results(self.evaluations)
+
+    def plan(
+        self, model: str | LM, *, loader: Load | None = None, calibrate: bool = False, tflops: float | None = None
+    ) -> list[Planned]:
+        """Return the cost of `run`, of the memory and of the nats inside the window: at most, since the optimiser may
+        converge before all evaluations.
+
+        Args:
+            calibrate, tflops: as of `farspan.measuring.grid.plans`.
+
+        Raises:
+            ValueError: as `run`; or both `calibrate` and `tflops`, or `tflops` that is not a positive number.
+        """
+        check_timing(calibrate, tflops)
+        lm = (loader or Load())(model, weights=calibrate)
+        _, what, folder, header = self._on(lm)
+        rows = by_key(((row.model, row.method, row.measurement), row) for row in rows_so_far(folder, header))
+        yarn = Rope("yarn", self.factor)
+        measured = [method("full"), yarn, *(_candidate(folder, number + 1) for number in range(self.evaluations))]
+        found = []
+        for one in _pair(what.setups(lm, Watch()), lm, what):
+            each = [rows.get((lm.name, str(how), one.bound.measurement), []) for how in measured]
+            timed: dict[str, Any] = {"calibrate": calibrate, "tflops": tflops, **one.sizes(lm)}
+            cost = plan_alike(one.bound, yarn, lm, one.examples(lm, self.seed), self.repeats, each, **timed)
+            found.append(Planned(lm.name, NAME, one.what, None, cost))
+        return found
+
+    def _on(self, lm: LM) -> tuple[Space, Grid, Path, dict[str, Any]]:
+        """Return the candidates of a model, what is measured of each, and the folder of the run with its settings."""
+        if lm.own_reader() is not None:
+            raise ValueError(f"{lm.name} runs on a server, whose RoPE cannot be changed: give its folder or hub id")
+        theta, own = hf.plain_rope(lm.model, name=NAME)
+        if lm.trained_length is None:
+            raise ValueError(f"the config of {lm.name} has no trained length: give it (--trained-length TOKENS)")
+        space = Space(self.shape, theta, len(own), lm.trained_length, float(self.factor))
+        task = Curve("probe", self.warmup, self.scored, target_text=self.target_text)
+        task = task.resolved(self.lengths or (int(self.factor * lm.trained_length),), (lm.trained_length,))
+        chosen = tuple(self.lengths) if self.lengths else windows(task, lm, self.factor)
+        task.check(chosen)
+        tasks = task, Perplexity("all")
+        how: dict[str, Any] = {"cost": False, "compared": False, "batch": self.batch, "chunk": self.chunk}
+        what = Grid(tasks, self.text, chosen, self.repeats, self.seed, trained=(lm.trained_length,), **how)
+        searched = {"shape": self.shape, "factor": float(self.factor), "max_nats": float(self.max_nats)}
+        header = what.header | {"search": searched, "methods": [NAME]}
+        folder = expanded(self.out) if self.out is not None else default_folder("search", [lm.name], header)
+        return space, what, folder, header
 
 
 def windows(task: Curve, lm: LM, factor: float) -> tuple[int, ...]:
@@ -212,17 +240,32 @@ def windows(task: Curve, lm: LM, factor: float) -> tuple[int, ...]:
     return tuple(sorted({max(1, bound.largest_length(lm, context)) for context in contexts}))
 
 
-def _check_beyond(memory: Setup, lm: LM, what: Grid) -> None:
-    """Raise ValueError unless the longest text, with its copy, is longer than the trained length."""
+def _pair(setups: Sequence[Setup], lm: LM, what: Grid) -> tuple[Setup, Setup]:
+    """Return the setups of the memory and of the nats inside the window.
+
+    Raises:
+        ValueError: the longest text, with its copy, is no longer than the trained length.
+    """
+    memory, nats = setups
     assert memory.lengths is not None
     assert lm.trained_length is not None
-    example = memory.bound.examples(lm, memory.lengths, what.repeats or 1, what.seed)[0]
+    example = memory.examples(lm, what.seed)[0]
     context = memory.bound.num_tokens(lm, example, memory.lengths[-1])
     if context <= lm.trained_length:
         raise ValueError(
             f"lengths to {memory.lengths[-1]:,} tokens are inside the window: the longest context is {context:,} of "
             f"its {lm.trained_length:,} tokens. Give a length of {lm.trained_length:,} or more (--lengths)"
         )
+    return memory, replace(nats, lengths=(lm.trained_length,))
+
+
+def _place(folder: Path, number: int) -> Path:
+    """Return the file of a candidate."""
+    return folder / "candidates" / f"{number:04}.json"
+
+
+def _candidate(folder: Path, number: int) -> Rope:
+    return Rope("factors", file=str(_place(folder, number)))
 
 
 @dataclass
@@ -270,15 +313,16 @@ class _Search:
                 if number == evaluations:
                     return
                 number += 1
-                one = self._measured(number, Rope("factors", file=str(self._file(number, point))), own_nats)
+                self._write_candidate(number, point)
+                one = self._measured(number, _candidate(self.run.folder, number), own_nats)
                 values.append(loss(one, self.max_nats))
                 yield one
             optimiser.tell(points, values)
         self.watch.notice(f"the optimiser has converged after {number:,} evaluations ({', '.join(why)})")
 
-    def _file(self, number: int, point: np.ndarray) -> Path:
-        """Return the file of a candidate, after writing it if it does not exist."""
-        file, wanted = self._place(number), self.space.parameters(point)
+    def _write_candidate(self, number: int, point: np.ndarray) -> None:
+        """Write the file of a candidate, if it does not exist."""
+        file, wanted = _place(self.run.folder, number), self.space.parameters(point)
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
             write(file, json.dumps(wanted) + "\n")
@@ -290,15 +334,11 @@ class _Search:
                 f"{file} holds other factors than the optimiser proposes: it was edited, or written with another "
                 "version of the package cma. Choose another folder (out)"
             )
-        return file
-
-    def _place(self, number: int) -> Path:
-        return self.run.folder / "candidates" / f"{number:04}.json"
 
     def _write(self, best: Tried) -> Path:
         """Write the factors of the best candidate, and return their file."""
         file = self.run.folder / "factors.json"
-        parameters = read_json(self._place(best.number)) if best.number else self.space.untrained()
+        parameters = read_json(_place(self.run.folder, best.number)) if best.number else self.space.untrained()
         write(file, json.dumps(parameters, indent=1) + "\n")
         return file
 
