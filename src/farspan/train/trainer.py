@@ -209,8 +209,7 @@ def run(
 
     Raises:
         OnlyPlanned: `watch.plan`.
-        ValueError: as `continued`; `out` has a checkpoint of other inputs; another engine is in use than requested; the
-            training diverges; or the disk is full.
+        ValueError: as `continued`; a checkpoint of other inputs; another engine than asked; divergence; a full disk.
     """
     from farspan.train.terms_trainer import TermsTrainer
 
@@ -232,8 +231,8 @@ def run(
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
     finished = checkpoint if before.global_step == how.steps else None
     when = {"continues": bool(checkpoint), "finished": bool(finished), "plan": watch.plan}
-    read_too = inputs if held_out is None else {**inputs, "held_out": held_out.corpus.hash}
-    recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, read_too, **when)
+    every = inputs if held_out is None else {**inputs, "held_out": held_out.corpus.hash}
+    recorded = checkpoints.refuse_other_inputs(out / CHECKPOINTS, rows.corpus, base, every, **when)
     read = _read(len(rows), row, how)
     trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
     if watch.plan:
