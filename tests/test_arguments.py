@@ -80,7 +80,7 @@ def test_a_model_is_named_by_a_path(text: str, tmp_path: Path, folder: Path) -> 
         ({"shard": 3}, "shard: got '3', expected I/N"),
         ({"shard": (1,)}, "shard: got '(1,)', expected I/N"),
         ({"minutes": "3"}, "minutes: got '3', expected a positive number"),
-        ({"text": 3}, "text: got int, expected a name such as 'builtin', a path or documents"),
+        ({"text": 3}, "text: got int, expected a name such as 'builtin', a path, or a list of documents"),
     ],
 )
 def test_other_arguments_are_refused_before_a_folder_is_made(

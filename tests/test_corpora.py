@@ -23,10 +23,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, CTRLTokenizer, PreTrainedTokenizerFast
 
 from farspan.files import parse_json
+from farspan.stats import short_text
 from farspan.text import checksums, corpora, tokenising, utf8
 from farspan.text.corpora import Corpus, join, load
-from farspan.text.documents import read_texts
+from farspan.text.documents import named, read_texts
 from farspan.text.library import COPY, MIN_CHARACTERS, builtin_texts, copied, installed, is_held_out
+from farspan.text.names import described, title_of
 from farspan.train.batches import train_tokenizer
 
 from tiny import refused as one_line
@@ -862,3 +864,21 @@ def test_the_places_of_windows_are_drawn_once_for_all_methods(monkeypatch: pytes
     text.windows(5, 4, 1)
     assert len(drawn) == 2
     assert replace(text, name="other")._first == {}
+
+
+def test_documents_given_as_a_list_are_described_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path))
+    name = named(["one", "two"])
+    assert described(name) == title_of(name) == short_text(name) == "a list of documents"
+    assert title_of(f"shuffled:{name}") == short_text(f"shuffled:{name}") == "shuffled:a list of documents"
+    for other in ("builtin", "books/texts/a.jsonl", "org/texts"):
+        assert (title_of(other), described(other)) == (other, f"text {other!r}")
+    with pytest.raises(ValueError, match=r"^a list of documents has \d+ tokens, 0 windows of 400; "):
+        load(name, tiny_tokenizer()).windows(400, 1, 0)
+
+
+@pytest.mark.parametrize("given", [{"one": "two"}, b"one"])
+def test_a_dict_is_no_list_of_documents(given: Any) -> None:
+    said = rf"^text: got {type(given).__name__}, expected a name such as 'builtin', a path, or a list of documents$"
+    with pytest.raises(ValueError, match=said):
+        named(given)

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from browser import axe, findings, opened
 
+import farspan
 from farspan import stats
 from farspan.cli.measured import print_results as show
+from farspan.lm import LM
 from farspan.record import Row
 from farspan.report import figure, interactive
 from farspan.report.cells import cells_of
@@ -387,6 +389,13 @@ def test_messages_name_folders_as_they_were_given(tmp_path: Path, monkeypatch: p
         read_sources(["../empty"])
     with pytest.raises(ValueError, match=r"^\.\./none holds no run: .* beside it are \.\./a, \.\./empty$"):
         read_sources(["../none"])
+
+
+def test_documents_given_as_a_list_have_no_path_on_the_page(lm: LM, tmp_path: Path) -> None:
+    farspan.curve(lm, text=["the quick brown fox " * 50], lengths=(4,), repeats=2, out=tmp_path / "run")
+    for path in write_report([tmp_path / "run"], tmp_path / "out")[:2]:
+        assert "a list of documents" in path.read_text("utf-8")
+        assert not re.search("[0-9a-f]{16}\\.jsonl", path.read_text("utf-8"))
 
 
 def test_no_control_character_is_in_the_tables_of_a_report(tmp_path: Path) -> None:

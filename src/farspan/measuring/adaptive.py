@@ -31,6 +31,7 @@ from farspan.measuring.plan import plan, still_missing
 from farspan.methods import Method
 from farspan.record import Row, Run
 from farspan.tasks.curve import RING, BoundCurve
+from farspan.text.names import described
 
 MOST_REPEATS = 32
 SHORTEST = 63  # tokens; 32 of them are scored, enough to judge a threshold by
@@ -94,8 +95,8 @@ def prepared(task: BoundCurve, longest: int, repeats: int | None, window: int | 
     if window < min(longest, LEAST):
         shortest = min(texts, key=lambda text: len(text.tokens))
         raise ValueError(
-            f"text {shortest.name!r} is too short for a forgetting curve: it has {len(shortest.tokens):,} tokens, and "
-            f"{least} windows of {LEAST} are needed at least; give a text of {least * LEAST:,} tokens or more"
+            f"{described(shortest.name)} is too short for a forgetting curve: it has {len(shortest.tokens):,} tokens, "
+            f"and {least} windows of {LEAST} are needed at least; give a text of {least * LEAST:,} tokens or more"
         )
     drawn = min(text.num_windows(window, least) for text in texts)
     pool = repeats or min(MOST_REPEATS, drawn * RING // least) // RING * RING

@@ -20,6 +20,7 @@ from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING
 from farspan.text.corpora import UNKNOWN_SHARE, Corpus
+from farspan.text.names import described
 
 CROSSING_SHARE = 0.1  # of the longest windows that hold the end of a document; such a share is reported
 
@@ -91,12 +92,12 @@ def crossings(setups: Sequence[Setup], lm: LM, seed: int) -> Iterator[str]:
             crossing, copied = text.num_crossing_and_copied(length, count, seed)
             if crossing >= CROSSING_SHARE * count:
                 yield (
-                    f"text {text.name!r}: {crossing} of {count} windows of {length:,} tokens hold the end of a "
+                    f"{described(text.name)}: {crossing} of {count} windows of {length:,} tokens hold the end of a "
                     "document, so a gain from a long context may mean less. Give longer documents, or smaller lengths"
                 )
             if copied:
                 yield (
-                    f"text {text.name!r}: {copied} of {count} windows of {length:,} tokens are from documents that "
+                    f"{described(text.name)}: {copied} of {count} windows of {length:,} tokens are from documents that "
                     "repeat the document of another window. They count as different texts, so intervals are too "
                     "narrow. Remove duplicate documents"
                 )

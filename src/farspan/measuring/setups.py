@@ -22,6 +22,7 @@ from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
 from farspan.text.documents import Text, named
+from farspan.text.names import described
 
 COST_REPEATS = 3  # of which a table takes the median
 
@@ -273,8 +274,8 @@ def grid(
     name = named(text)
     if name != "builtin" and not any(one.reads_text for one in resolved):
         raise ValueError(
-            f"text {name!r} has no effect: got {', '.join(map(str, resolved))}, which read only texts or data of their "
-            "own. Leave it out (--text)"
+            f"{described(name)} has no effect: got {', '.join(map(str, resolved))}, which read only texts or data of "
+            "their own. Leave it out (--text)"
         )
     _refuse_repeats("task", list(map(str, resolved)), " (--task)")
     several = given is None and len(models) > 1 and any(one.unit == "tokens" for one in resolved)

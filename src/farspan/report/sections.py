@@ -18,6 +18,7 @@ from farspan.report.runs import TEXTS, Group, Source, short_names
 from farspan.report.tables import WINS, cost_tables, legend, marked, unpaired, wins, with_direction
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
+from farspan.text.names import title_of
 
 FOLD = 600  # tokens, at most, of an example shown open
 ABOUT_PAIRED = (
@@ -206,7 +207,7 @@ def _provenance(source: Source) -> dict[str, Any]:
     for row in source.rows:
         for name, kind in TEXTS.items():
             if found := row.settings.get(kind):
-                texts.setdefault(f"{row.settings.get(name)} ({kind})", {})[found] = None
+                texts.setdefault(f"{title_of(str(row.settings.get(name)))} ({kind})", {})[found] = None
     sessions = [
         {
             "command": command_of(session) or shlex.join(map(str, session.get("command", []))),
@@ -233,4 +234,4 @@ def _in_words(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the single values of nested settings as texts, each with its name, without empty ones."""
     for name, value in flat(values):
         if value not in (None, [], ""):
-            yield name, ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
+            yield name, ", ".join(str(item) for item in value) if isinstance(value, list) else title_of(str(value))

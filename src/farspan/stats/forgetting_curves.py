@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from farspan.record import Row, by_key, latest
 from farspan.stats.intervals import measured_mean
+from farspan.text.names import title_of
 
 MIN_SCORED = 32  # tokens; a length with fewer is too noisy for a threshold
 CONTAMINATED_CONTROL = 0.8
@@ -200,7 +201,9 @@ def perplexity_label(settings: dict[str, Any], *, whole: bool = False) -> str:
 
 
 def short_text(text: str) -> str:
-    """Return the last part of a path; names such as builtin:tests and hub ids whole."""
+    """Return the last part of a path, or `a list of documents`; names such as builtin:tests and hub ids whole."""
+    if (title := title_of(text)) != text:
+        return title
     return text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]
 
 

@@ -35,6 +35,7 @@ from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Work, dig
 from farspan.tasks.copy_task import MEAN_RECALLED, RECALLED, CopyTask
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join
+from farspan.text.names import described
 
 PROTOCOLS = ("paper", "nested", "probe")
 RING = 4  # repeats that share their targets; more repeats form new rings, so that earlier ones do not change
@@ -241,11 +242,13 @@ class BoundCurve(Curve, Bound[Texts]):
             if texts.prefix is not None:
                 read, scored = texts.prefix, texts.target
             if scored is not None and overlap(read, scored) > MOST_OVERLAP:
-                irrelevant = self.prefix.name if self.prefix else self.target.name
+                passage = f"{described(self.target.name)} has a passage twice"
+                if self.prefix is not None and self.prefix.name != self.target.name:
+                    both = f"{described(self.target.name)} and {described(self.prefix.name)}"
+                    passage = f"{both} have a passage in common, or one has it twice"
                 report(
                     f"warning: the irrelevant text of repeat {example.repeat} holds most of its target, so its control "
-                    f"is a copy: texts {self.target.name!r} and {irrelevant!r} have a passage in common, or one has it "
-                    "twice. Remove the duplicates, or give another --prefix-text."
+                    f"is a copy: {passage}. Remove the duplicates, or give another --prefix-text."
                 )
                 break
         return examples
@@ -263,8 +266,8 @@ class BoundCurve(Curve, Bound[Texts]):
             for text, tokens, needed in ((self.target, stream, 3 * length), (self.prefix, ending, length)):
                 if text is not None and len(tokens) < needed:
                     raise ValueError(
-                        f"text {text.name!r} has {len(tokens):,} tokens; the paper's protocol needs {needed:,} of it "
-                        f"for a length of {length:,}: give a longer text or a smaller largest length"
+                        f"{described(text.name)} has {len(tokens):,} tokens; the paper's protocol needs {needed:,} of "
+                        f"it for a length of {length:,}: give a longer text or a smaller largest length"
                     )
             for repeat in range(repeats):
                 begin = int(np.random.default_rng([seed, length, repeat]).integers(0, len(stream) - 3 * length + 1))

@@ -43,6 +43,7 @@ from farspan.reader import Memory, Reader
 from farspan.record import by_key
 from farspan.specs import limited
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, distinct, not_finite
+from farspan.text.names import described
 from farspan.text.prompts import decoded, token_texts
 
 DISTANCE = 1000  # tokens
@@ -168,7 +169,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
             if len(found) == repeats:
                 return distinct(found)
         raise ValueError(
-            f"text {self.text.name!r}: {len(found)} of its {done:,} window{'' if done == 1 else 's'} of "
+            f"{described(self.text.name)}: {len(found)} of its {done:,} window{'' if done == 1 else 's'} of "
             f"{lengths[-1]:,} tokens have a name, identifier or number that recurs after {self.distance:,} tokens and "
             f"more within {lengths[0]:,}; {repeats} are needed: give a longer text, fewer repeats, a longer shortest "
             "length or a smaller distance (mentions:distance=N)"

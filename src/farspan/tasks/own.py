@@ -38,6 +38,7 @@ from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task,
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
 from farspan.text.corpora import Corpus
+from farspan.text.names import described
 from farspan.text.prompts import continued, following
 from farspan.text.retrieval import combining_marks
 
@@ -232,7 +233,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         found = list({word.lower(): word for word in _word().findall(text)[1:-1]}.values())
         if len(found) <= least:
             raise UnfitError(
-                f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters or more; "
+                f"{described(self.text.name)} has a stretch with {len(found)} different words of four letters or more; "
                 f"{least + 1} are needed: give a longer text or lengths, or use tests=recall"
             )
         return found
@@ -248,7 +249,7 @@ class BoundOwn(Own, BoundText[Hidden]):
             several = [(whole, _word().findall(whole))]
         sentence, words = several[int(rng.integers(len(several)))]
         if not words:
-            raise UnfitError(f"text {self.text.name!r} has a stretch without words: use tests=recall")
+            raise UnfitError(f"{described(self.text.name)} has a stretch without words: use tests=recall")
         names = [word for word in words[1:] if word[0].isupper()]
         return sentence, str(rng.choice(names or words))
 

@@ -22,6 +22,7 @@ from farspan.files import built, cache_folder, parse_json, remove_leftovers
 from farspan.terminal import report
 from farspan.text import checksums, utf8
 from farspan.text.documents import Document, blocks, documents, no_documents
+from farspan.text.names import described
 from farspan.text.tokenising import tokenised
 
 CACHE_FORMAT = 1  # incremented when the stored content or the tokenisation changes
@@ -156,7 +157,7 @@ class Corpus:
             )
             windows = "1 window" if there == 1 else f"{there} windows"
             raise ValueError(
-                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {windows} of {length:,}; {least} are needed: "
+                f"{described(self.name)} has {int(sizes.sum()):,} tokens, {windows} of {length:,}; {least} are needed: "
                 f"{', or '.join(fixes)}"
             )
         order = rng.permutation(np.flatnonzero(per_document))
@@ -194,7 +195,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
     content = _Content(name, tokenizer)
     folder = cache_folder() / "corpora" / content.key
     if content.num_left_out:
-        report(f"text {name!r}: {content.num_left_out:,} blank documents or rows without text (null) are left out")
+        report(f"{described(name)}: {content.num_left_out:,} blank documents or rows without text (null) are left out")
     remove_leftovers(folder.parent)  # of a command that was killed just after its last write here
     if not (cached := _cached(folder, name)):
         with built(folder, replace=folder.exists()) as beside:
@@ -205,12 +206,12 @@ def load(name: str, tokenizer: Any) -> Corpus:
     unknown = about["unknown"] / max(1, len(tokens))
     if unknown > UNKNOWN_SHARE:
         report(
-            f"warning: {unknown:.1%} of the tokens of text {name!r} are unknown to the tokenizer "
+            f"warning: {unknown:.1%} of the tokens of {described(name)} are unknown to the tokenizer "
             f"({tokenizer.unk_token}): results on it mean little. Use a text that this tokenizer can represent."
         )
     elif about["most"] > LARGEST_SHARE * len(tokens):
         report(
-            f"warning: {about['most'] / len(tokens):.1%} of the tokens of text {name!r} are one token "
+            f"warning: {about['most'] / len(tokens):.1%} of the tokens of {described(name)} are one token "
             f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r:.40}): results on it mean little."
         )
     return Corpus(
@@ -297,7 +298,7 @@ class _Content:
             if next(sizes, -1) == -1 and digest.hexdigest()[:16] == self.key:
                 return
         raise ValueError(
-            f"text {self.name!r} changed while it was read. Repeat the command when no program writes to it."
+            f"{described(self.name)} changed while it was read. Repeat the command when no program writes to it."
         )
 
 
@@ -310,7 +311,7 @@ def _cached(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, 
         tokens, starts = np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "starts.npy")
         about = parse_json((folder / "about.json").read_bytes(), str(folder / "about.json"))
     except (ValueError, OSError) as error:
-        report(f"the tokens of text {name!r} are computed again, since their copy in the cache is damaged: {error}")
+        report(f"the tokens of {described(name)} are computed again, since their copy in the cache is damaged: {error}")
         return None
     return tokens, starts, about
 

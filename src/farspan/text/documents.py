@@ -20,15 +20,16 @@ A byte-order mark at the beginning of a file is not part of its text.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from farspan.files import cache_folder, expanded, write
+from farspan.files import expanded, write
 from farspan.specs import closest
 from farspan.text import utf8
 from farspan.text.formats import FORMATS, Rows, rows_of
 from farspan.text.hub import HUB_ID, hub_rows
 from farspan.text.library import builtin_texts
+from farspan.text.names import described, path_of_list
 from farspan.text.utf8 import TextFile, refuse_surrogates
 
 FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")
@@ -56,8 +57,10 @@ def named(text: Text) -> str:
                 "Give a document as a list: text=[document]"
             )
         return text
-    if not isinstance(text, Iterable):
-        raise ValueError(f"text: got {type(text).__name__}, expected a name such as 'builtin', a path or documents")
+    if not isinstance(text, Iterable) or isinstance(text, Mapping | bytes):
+        raise ValueError(
+            f"text: got {type(text).__name__}, expected a name such as 'builtin', a path, or a list of documents"
+        )
     text = list(text)
     for number, document in enumerate(text):
         if not isinstance(document, str):
@@ -66,7 +69,7 @@ def named(text: Text) -> str:
     if not any(document.strip() for document in text):
         raise ValueError("text: got no document with text in it, expected at least one")
     lines = "".join(json.dumps({"text": document}) + "\n" for document in text)
-    path = cache_folder() / "texts" / f"{hashlib.sha256(lines.encode()).hexdigest()[:16]}.jsonl"
+    path = path_of_list(hashlib.sha256(lines.encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, lines)
     return str(path)
@@ -90,7 +93,7 @@ def read_texts(name: str) -> Iterator[str]:
 
 def no_documents(name: str) -> ValueError:
     """Return the error for a text without documents."""
-    return ValueError(f"text {name!r} holds no documents: it is empty or blank. Give another")
+    return ValueError(f"{described(name)} holds no documents: it is empty or blank. Give another")
 
 
 def documents(name: str) -> Iterator[Document]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import constants, is_offline_mode, snapshot_download
+from huggingface_hub import constants, is_offline_mode
 
 from farspan.extras import optional_import
 
@@ -72,6 +72,8 @@ def cached_snapshot(id: str, branch: str) -> Path | None:
     """Return the folder of a data set's files in the hub's cache; None if the cache lacks them.
 
     Needed offline because `datasets` finds only data sets that it has prepared before."""
+    from huggingface_hub import snapshot_download  # it takes a while, and most texts are files
+
     try:
         return Path(snapshot_download(id, repo_type="dataset", revision=branch, local_files_only=True))
     except OSError:

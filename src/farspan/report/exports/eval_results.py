@@ -17,6 +17,7 @@ from farspan.report.exports.numbers import Number, is_hub_id, numbers_of, slug, 
 from farspan.report.runs import Source
 from farspan.stats import MemoryLength
 from farspan.text.hub import HUB_ID
+from farspan.text.names import described
 
 
 def write_eval_results(source: Source, folder: Path, dataset: str | None = None) -> list[Path]:
@@ -83,7 +84,7 @@ def _dataset(number: Number) -> str:
     if (found := HUB_ID.fullmatch(name)) and is_hub_id(found["id"]):
         return found["id"]
     raise ValueError(
-        f"the Hub lists results by data set, and the text {name!r} is not on the Hub: name a data set with --dataset "
+        f"the Hub lists results by data set, and {described(name)} is not on the Hub: name a data set with --dataset "
         "OWNER/NAME"
     )
 

@@ -12,6 +12,7 @@ from farspan.report.kinds import MEMBERS
 from farspan.report.runs import Group, Member, Source, grouped
 from farspan.stats import MemoryLength
 from farspan.text.hub import HUB_ID
+from farspan.text.names import title_of
 
 
 @dataclass(frozen=True)
@@ -106,4 +107,5 @@ def task_settings(number: Number) -> dict[str, Any]:
 def text_of(number: Number) -> str:
     """Return the text or data that a number was measured on, as it was named; the task where it names none."""
     settings = task_settings(number)
-    return str(settings.get("target_text") or settings.get("text") or settings.get("data") or number.group.spec)
+    named = settings.get("target_text") or settings.get("text") or settings.get("data") or number.group.spec
+    return title_of(str(named))
