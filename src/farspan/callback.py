@@ -41,7 +41,7 @@ from farspan.report.exports.numbers import numbers_of
 from farspan.report.runs import Source, of_model
 from farspan.report.training import draw_memory
 from farspan.tasks.base import Bound, Task
-from farspan.tasks.curve import Curve, Protocol
+from farspan.tasks.curve import Curve
 from farspan.tasks.perplexity import Perplexity
 
 REPEATS = (4, 3, 2)  # the first number that the budget allows with at least 6 lengths is used ...
@@ -278,7 +278,7 @@ class CurveCallback(MeasuringCallback):
         *,
         tokens: int = 200_000,
         longest: int | None = None,
-        protocol: Protocol | None = None,
+        protocol: str | None = None,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(tokenizer, **common)
