@@ -29,6 +29,7 @@ from farspan.hf.training import set_aside, unwrapped
 from farspan.lm import fingerprint, wrap
 from farspan.reader import dense_reader
 from farspan.record import read_header
+from farspan.tasks.curve import BoundCurve
 
 from tiny import VOCABULARY, tiny_model
 
@@ -478,6 +479,14 @@ def test_a_training_resumed_before_its_first_measurement_keeps_its_folder(
 def test_a_training_resumed_with_other_settings_is_refused(trainer: Start, curves: Any, stopped: None) -> None:
     with pytest.raises(ValueError, match="made with other settings: seed was 0, now 1"):
         trainer(curves(seed=1), steps=6).train(resume_from_checkpoint=True)
+
+
+def test_a_training_resumed_with_another_version_of_the_task_is_refused(
+    trainer: Start, curves: Any, stopped: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundCurve, "version", BoundCurve.version + 1)
+    with pytest.raises(ValueError, match=f"holds rows of version {BoundCurve.version - 1} of the task curve"):
+        trainer(curves(), steps=6).train(resume_from_checkpoint=True)
 
 
 def test_a_training_resumed_with_another_state_of_the_text_is_refused(

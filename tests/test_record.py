@@ -564,7 +564,6 @@ def test_the_rows_of_one_model_and_method_are_found_without_the_others(tmp_path:
 def test_rows_of_another_version_of_a_task_are_refused_with_both_versions(tmp_path: Path) -> None:
     made(tmp_path / "run")
     with Run.open(tmp_path / "run", SETTINGS) as run:
-        run.refuse_other_version("curve", 1)
-        run.refuse_other_version("perplexity", 9)
+        run.refuse_other_versions({"curve": 1, "perplexity": 9})
         with pytest.raises(ValueError, match=r"holds rows of version 1 .*version 2"):
-            run.refuse_other_version("curve", 2)
+            run.refuse_other_versions({"curve": 2})

@@ -490,6 +490,16 @@ def test_models_and_examples_of_shards_are_kept_beside_each_other(tmp_path: Path
     assert [("ended" in one, one["shard"]) for one in sessions] == [(True, [1, 2]), (True, [2, 2])]
 
 
+def test_shards_of_two_versions_of_a_task_are_refused_also_before_the_first_row(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", SETTINGS, (1, 2)) as one, Run.open(tmp_path / "run", SETTINGS, (2, 2)) as other:
+        one.add_model({"name": "a", "versions": {"curve": 1}})
+        for name in ("a", "b"):
+            with pytest.raises(ValueError, match="version 1 of the task curve: this farspan measures version 2"):
+                other.add_model({"name": name, "versions": {"curve": 2}})
+        other.add_model({"name": "a", "versions": {"curve": 1}})
+    assert list(read_header(tmp_path / "run")["models"]) == ["a"]
+
+
 def test_shards_name_the_methods_of_the_run_in_its_order(tmp_path: Path) -> None:
     asked = {"methods": ["full", "dca"]}
     with Run.open(tmp_path / "run", asked, (1, 2)) as run:

@@ -36,7 +36,7 @@ from farspan.measuring.plan import plan
 from farspan.measuring.setups import Grid
 from farspan.methods.full import Full
 from farspan.reader import dense_reader, read_alike
-from farspan.record import Run, refuse_other_texts
+from farspan.record import VERSIONS, Run, refuse_other_texts
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.runs import Source, of_model
 from farspan.report.training import draw_memory
@@ -171,6 +171,7 @@ class MeasuringCallback(TrainerCallback, ABC):
             refuse_other_texts(self.folder, run.header | {"models": kept}, self._identity(self._lm.name))
             # steps after the checkpoint are measured again: the training may go on with other settings
             run.cut(lambda row: _step_of(row.model) > state.global_step)
+            run.refuse_other_versions({self._task.task: self._task.version})
         if self._listeners is None and args.report_to:
             logger.warning(
                 "the values of %s are not reported to %s: add it with .attach(trainer) instead of callbacks=[...]",
@@ -215,8 +216,8 @@ class MeasuringCallback(TrainerCallback, ABC):
             return run, self.summarised(run, step)
 
     def _identity(self, name: str) -> dict[str, Any]:
-        texts, tasks = about(*self._task.texts), {"tasks": {self._spec: self._task.settings}}
-        return self._lm.identity | {"name": name} | texts | tasks
+        task = {"tasks": {self._spec: self._task.settings}, VERSIONS: {self._task.task: self._task.version}}
+        return self._lm.identity | {"name": name} | about(*self._task.texts) | task
 
     def _log(self, args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
         """Add values to the log history, and call `on_log` of all callbacks if this one is attached.

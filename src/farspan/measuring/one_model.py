@@ -15,7 +15,7 @@ from farspan.measuring.setups import Grid, Setup, possible_lengths
 from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, CONTENTS, DEFAULT_REPEATS, LENGTHS, SAMPLED, Run, latest
+from farspan.record import ABSENT, CONTENTS, DEFAULT_REPEATS, LENGTHS, SAMPLED, VERSIONS, Run, latest
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING
@@ -52,8 +52,6 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
         watch.notice(lm.how_asked)
     setups = what.setups(lm, watch)
     run.add_model(identity_of(lm, setups, what), order)
-    for one in setups:
-        run.refuse_other_version(one.bound.task, one.bound.version)
     if next(iter(run.header["models"]), None) == lm.name:  # not again for each model, nor by its followers
         for line in crossings(setups, lm, what.seed):
             watch.notice(line)
@@ -64,7 +62,8 @@ def identity_of(lm: LM, setups: Sequence[Setup], what: Grid) -> dict[str, Any]:
     """Return the record of a model in a run: itself, its tasks, and what they read."""
     tasks = {one.what: one.bound.settings for one in setups if not one.beside}
     texts = about(*(text for one in setups for text in one.bound.texts))
-    return lm.identity | texts | _chat(setups, lm) | {"tasks": tasks} | _lengths_of(setups, what)
+    versions = {one.bound.task: one.bound.version for one in setups}
+    return lm.identity | texts | _chat(setups, lm) | {"tasks": tasks, VERSIONS: versions} | _lengths_of(setups, what)
 
 
 def _chat(setups: Sequence[Setup], lm: LM) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from farspan.record.rows import (
     writers_files,
     written_by,
 )
-from farspan.record.sampled import CONTENTS, LENGTHS, SAMPLED, refuse_other_texts
+from farspan.record.sampled import CONTENTS, LENGTHS, SAMPLED, VERSIONS, refuse_other_texts
 from farspan.record.settings import as_read, continued, refuse_differences
 from farspan.schema import FORM
 from farspan.schema.row import Row
@@ -151,14 +151,16 @@ class Run:
             order: names of models, in the order in which to record them; the first is the baseline of a comparison.
 
         Raises:
-            ValueError: another model of that name, another config or chat template of it, a text that has changed, or
-                lengths with other texts.
+            ValueError: another model of that name, another config or chat template of it, a text that has changed,
+                lengths with other texts, or as `refuse_other_versions`.
         """
         identity = as_read(identity)
-        of_texts = {name: identity.pop(name) for name in (LENGTHS, SAMPLED, CONTENTS) if name in identity}
+        beside = LENGTHS, SAMPLED, CONTENTS, VERSIONS  # which older runs do not record
+        known = {name: identity.pop(name) for name in beside if name in identity}
 
         def add(header: dict[str, Any]) -> None:
-            refuse_other_texts(self.folder, header, identity | of_texts)
+            refuse_other_texts(self.folder, header, identity | known)
+            self.refuse_other_versions(known.get(VERSIONS, {}))
             before = header["models"].setdefault(identity["name"], identity)
             recorded, now = (one.get("sentence_nats") for one in (before, identity))
             if not _alike(recorded, now):
@@ -167,12 +169,12 @@ class Run:
                     f"nats, now {now}): {identity['name']} probably has other weights, or another precision. Choose "
                     "another folder (out)"
                 )
-            recorded = {key: value for key, value in before.items() if key not in (LENGTHS, SAMPLED, CONTENTS)}
-            known, given = (one | OPTIONAL for one in (recorded, identity))
-            refuse_differences(self.folder, "run", known, given, may_change=("device", "sentence_nats", "fingerprint"))
+            recorded = {key: value for key, value in before.items() if key not in beside}
+            old, new = (one | OPTIONAL for one in (recorded, identity))
+            refuse_differences(self.folder, "run", old, new, may_change=("device", "sentence_nats", "fingerprint"))
             refuse_other_config(self.folder, before, identity)
             refuse_other_weights(self.folder, before, identity)
-            before |= of_texts
+            before |= known
             session = header["sessions"][self._session]
             session.setdefault("devices", {})[identity["name"]] = identity.get("device")
             named = session.setdefault("models", [])
@@ -184,14 +186,22 @@ class Run:
 
         self._change_header(add)
 
-    def refuse_other_version(self, task: str, version: int) -> None:
-        """Raise ValueError if the run holds rows of the task in another version, whose numbers cannot be compared."""
-        versions = {row.version for by_slot in self._latest.values() for row in by_slot.values() if row.task == task}
-        if other := sorted(versions - {version}):
-            raise ValueError(
-                f"{self.folder} holds rows of version {other[0]} of the task {task}: this farspan measures version "
-                f"{version}, whose numbers differ. Choose another folder (out); `farspan report` reads both"
-            )
+    def refuse_other_versions(self, versions: Mapping[str, int]) -> None:
+        """Raise ValueError if the run has a task in another version, whose numbers cannot be compared: in its rows, or
+        of a model that another shard has begun.
+
+        Args:
+            versions: by task.
+        """
+        rows = [row for by_slot in self._latest.values() for row in by_slot.values()]
+        begun = [one.get(VERSIONS, {}) for one in self.header["models"].values()]
+        for task, version in versions.items():
+            found = {row.version for row in rows if row.task == task} | {one[task] for one in begun if task in one}
+            if other := sorted(found - {version}):
+                raise ValueError(
+                    f"{self.folder} holds rows of version {other[0]} of the task {task}: this farspan measures version "
+                    f"{version}, whose numbers differ. Choose another folder (out); `farspan report` reads both"
+                )
 
     def has_example(self, model: str, what: str, known: Container[str]) -> bool:
         """Return whether there is a readable example of this model and task, one of those with these hashes."""

@@ -8,6 +8,7 @@ LARGEST = "largest_trained_length"  # setting: of models with different ones, in
 # of a model in run.json, by task, where lengths follow from the models: its own lengths, and those of all models of the
 # run, for which texts are sampled; of an adaptive curve the longest, and the tokens sampled
 LENGTHS, SAMPLED = "lengths", "sampled"
+VERSIONS = "versions"  # of a model in run.json: the version of each task, by its name in rows
 CONTENTS = "contents"  # of a model in run.json: by name of a text, a hash of its documents that no tokenizer changes
 OF_TOKENS = {"text_hash": "text", "target_hash": "target_text", "prefix_hash": "prefix_text", "keys_hash": "keys"}
 HASHES = {**OF_TOKENS, "data_hash": "data", "index_hash": "index"}  # in the settings of a task, with what names each

@@ -192,6 +192,7 @@ class Identity(Checked):
     characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}
     contents: dict[str, str] = {}  # by name of a text: a hash of its documents, without a tokenizer
     tasks: dict[str, Words] = {}  # settings of each, for this model
+    versions: dict[str, Count] = {}  # of each task, by its name in rows
     # by task, where they follow from the models: its lengths, and those for which texts are sampled
     lengths: dict[str, Lengths] = {}
     sampled: dict[str, Lengths] = {}
