@@ -490,6 +490,17 @@ def test_models_and_examples_of_shards_are_kept_beside_each_other(tmp_path: Path
     assert [("ended" in one, one["shard"]) for one in sessions] == [(True, [1, 2]), (True, [2, 2])]
 
 
+def test_shards_of_two_states_of_a_file_of_a_method_are_refused_also_before_the_first_row(tmp_path: Path) -> None:
+    before, now = ({"methods": ["how"], "files": {"how": {"factors.json": mark}}} for mark in "ab")
+    with Run.open(tmp_path / "run", before, (1, 2)):
+        with pytest.raises(ValueError, match=r"factors\.json has changed since .*: its hash was a, now b"):
+            Run.open(tmp_path / "run", now, (2, 2))
+        with Run.open(tmp_path / "run", before, (2, 2)):
+            pass
+    with Run.open(tmp_path / "run", now, (2, 2)):  # nothing was measured, and no shard writes
+        pass
+
+
 def test_shards_of_two_versions_of_a_task_are_refused_also_before_the_first_row(tmp_path: Path) -> None:
     with Run.open(tmp_path / "run", SETTINGS, (1, 2)) as one, Run.open(tmp_path / "run", SETTINGS, (2, 2)) as other:
         one.add_model({"name": "a", "versions": {"curve": 1}})

@@ -50,7 +50,9 @@ def continued(
     if "methods" not in before or "methods" not in now:
         return dict(before)
     measured = {row.method for row in rows if row.status != "refused"}
-    files = {name: hashes for name, hashes in before.get("files", {}).items() if name in measured}
+    # other shards may be measuring with files before their first row
+    read = before["methods"] if divided else measured
+    files = {name: hashes for name, hashes in before.get("files", {}).items() if name in read}
     refuse_changed_files(folder, {name: files[name] for name in files.keys() & {*now["methods"]}}, now.get("files", {}))
     if divided and now["methods"] != before["methods"]:
         raise ValueError(
