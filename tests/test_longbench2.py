@@ -151,8 +151,7 @@ def test_the_tokens_of_a_plan_are_those_that_are_fed(
 ) -> None:
     what = task(f"longbench2:ask={ask},data={written(tmp_path)},truncate=end").on(lm, "")
     planned, fed = planned_and_fed(what, lm, lengths=(380, 900), repeats=2)
-    # the last new token is never fed; a plan counts it
-    assert planned - fed == (4 if ask.startswith("generated") else 0)
+    assert planned == fed > 0
 
 
 def test_numbers_that_are_not_finite_are_rows_that_say_so(lm: LM, tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan.lm import LM, load, wrap
 from farspan.loading import load_tokenizer
-from farspan.measuring.plan import plan
-from farspan.methods import method
 from farspan.tasks import documents, scoring, task
 from farspan.tasks.documents import Answering, Item
 from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, load_items
@@ -296,13 +294,6 @@ def test_an_answer_of_one_line_ends_there(lm: LM, tmp_path: Path) -> None:
     assert {row.scores["new"] for row in measured(tmp_path / "b", lm, made(new_tokens=4))} == {4}
     lines = measured(tmp_path / "c", lm, made(new_tokens=4, one_line=True))
     assert {(row.scores["new"], row.scores["prediction"]) for row in lines} == {(0, "")}
-
-
-def test_the_plan_counts_what_is_fed(lm: LM) -> None:
-    what = made()
-    cost = plan(what, method("full"), lm, lengths=(300,), repeats=4, calibrate=False)
-    parts = [vars(e.payload) for e in what.examples(lm, (300,), 4, 0)]
-    assert cost.tokens == sum(1 + 6 + sum(len(one[key]) for key in ("before", "document", "after")) for one in parts)
 
 
 def test_parts_of_a_prompt_are_the_tokens_of_the_whole(shared_data: Path) -> None:

@@ -90,8 +90,9 @@ class BoundCost(Cost, Bound[np.ndarray]):
 
     def work(self, lm: LM, example: Example[np.ndarray]) -> Iterator[Work]:
         for length in example.lengths:
-            yield Work(1, 0, length, 1)
-            yield from (Work(1, length + i, 1, 1) for i in range(self.new_tokens - 1))
+            for tokens in (min(WARM_UP, length), length):
+                yield Work(1, 0, tokens, 1)
+                yield from (Work(1, tokens + i, 1, 1) for i in range(self.new_tokens - 1))
 
     def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
         weights = reader.lm.num_bytes

@@ -154,7 +154,8 @@ class BoundDocuments(Bound[DocumentPrompt]):
 
     def answer_work(self, prompt: int) -> Iterator[Work]:
         """Yield the work of an answer after a prompt of this many tokens."""
-        yield from (Work(1, prompt + i, 1, 1) for i in range(self.answering.new_tokens))
+        yield Work(1, prompt, 0, 1)
+        yield from (Work(1, prompt + i, 1, 1) for i in range(self.answering.new_tokens - 1))
 
     def run(self, reader: Reader, batch: Sequence[Example[DocumentPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, since their prompts differ in length."""
