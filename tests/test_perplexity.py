@@ -406,6 +406,7 @@ def test_all_tokens_come_with_a_table_by_position(model: Path) -> None:
     options = ("--text", "text.txt", "--lengths", "100,200", "--repeats", 2, "--device", "cpu", "--out", "run")
     result = done(farspan("perplexity", model, *options, "--targets", "all"))
     assert "by position in 200 tokens" in result.stdout
+    assert "; n = 2 examples, 95 % intervals" in " ".join(result.stdout.split())
     assert "64 to 127" in result.stdout
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from farspan.record import Row
 from farspan.report.export import WHOSE, CsvTable, number, numbers, ranged, statuses, three_digits, whose
-from farspan.report.figure import Figure, Line
+from farspan.report.figure import Figure, Line, sample_size
 from farspan.report.interactive import on_page
 from farspan.report.runs import Group, Member, groups_of_rows, renamed
 from farspan.report.task_report import TaskReport
@@ -136,7 +136,7 @@ class PerplexityReport(TaskReport):
                 for length in one.lengths
             ]
             head = ("nats/token", "perplexity", "accuracy")
-            title = f"{one.name}: {one.what} (95 % intervals)"
+            title = f"{one.name}: {one.what}; {sample_size((p['repeats'] for p in points.values()), 'example')}"
             console.print_table(title, ("length", *head, *(["gain"] if has_gain else [])), lines, num_keys=1)
             if one.ends:
                 lines = [_line(f"{point['begin']:,} to {point['end'] - 1:,}", point) for point in one.by_position]
