@@ -152,9 +152,8 @@ class Corpus:
         if (there := int(per_document.sum())) < least:
             most = int(sizes.sum()) // least - beside
             fixes = [f"give a text of at least {least * length:,} tokens"]
-            fixes += [f"a smaller longest length (at most {most:,} here)"] * (most > 0) + ["fewer repeats"] * bool(
-                there
-            )
+            fixes += [f"a smaller longest length (at most {most:,} here)"] * (most > 0)
+            fixes += ["fewer repeats"] * (there > 0)
             windows = "1 window" if there == 1 else f"{there} windows"
             raise ValueError(
                 f"{described(self.name)} has {int(sizes.sum()):,} tokens, {windows} of {length:,}; {least} are needed: "

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from farspan.reader.logits import Sampling
@@ -391,8 +392,7 @@ def _before_stop(client: Client, tokens: Any, how: Sampling, reason: str | None,
     if not isinstance(tokens, list):
         raise ServerError(f"{client.base_url} returns no ids of new tokens: use a later version of the server")
     _refuse_cut(client, len(tokens), how, reason)
-    end = next((i for i, token in enumerate(tokens) if token == own or token in how.stop), len(tokens))
-    return [int(token) for token in tokens[:end]]
+    return [int(token) for token in takewhile(lambda token: token != own and token not in how.stop, tokens)]
 
 
 def _refuse_cut(client: Client, count: int, how: Sampling, reason: str | None) -> None:
