@@ -54,19 +54,19 @@ class CustomAttention(Scope):
         self.shape = shape  # caches drop keys outside of it during reading; None: they keep all
         self.eviction = eviction  # chooses the keys to keep after the text has been read; None: all
         self.padding = padding  # whether a padded batch can be read when the model is called directly
-        self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
+        self.state: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
         self.offset: int | None = None  # position of the first query, from the model's masks, when called directly
         self.gapless: Tensor | None = None  # positions of this forward that an earlier layer has checked
         # of queries, from their positions and the layer; None: all are 1
         self.factor: Callable[[Tensor, int], Tensor] | None = None
 
     @contextmanager
-    def reading(self, now: StreamAttentionState) -> Iterator[None]:
-        self.now = now
+    def reading(self, state: StreamAttentionState) -> Iterator[None]:
+        self.state = state
         try:
             yield
         finally:
-            self.now = None
+            self.state = None
 
     @contextmanager
     def scaled_queries(self, factor: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
@@ -103,10 +103,10 @@ class CustomAttention(Scope):
         """
         if any(kwargs.get(learned) is not None for learned in LEARNED_SINKS):
             raise ValueError(more_than_keys(self.name, self.family))
-        layer, now = self.layers[module.layer_idx], self.now
+        layer, state = self.layers[module.layer_idx], self.state
         batch, heads, time, dim = query.shape
-        if now is not None:
-            start = now.start
+        if state is not None:
+            start = state.start
         else:
             self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
             start = key.shape[2] - time if self.offset is None else self.offset  # its cache may have dropped keys
@@ -122,12 +122,12 @@ class CustomAttention(Scope):
             layer=layer,
             start=start,
             real=attention_mask,
-            positions=None if now is None else now.positions.get(layer.index),
-            turned=None if now is None else now.turned,
+            positions=None if state is None else state.positions.get(layer.index),
+            turned=None if state is None else state.turned,
         )
-        if now is not None and self.eviction is not None and not now.evicted:
-            before = now.last_queries.get(layer.index)
-            now.last_queries[layer.index] = last_queries(call, before, self.eviction.window)
+        if state is not None and self.eviction is not None and not state.evicted:
+            before = state.last_queries.get(layer.index)
+            state.last_queries[layer.index] = last_queries(call, before, self.eviction.window)
         out = self.attend(call)
         return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
 

@@ -28,7 +28,7 @@ from farspan.extras import optional_import
 from farspan.measuring.followers import Followers
 from farspan.measuring.loop import Watch
 from farspan.measuring.queue import UnitQueue
-from farspan.measuring.sharding import Found, Sharding, There, sharding
+from farspan.measuring.sharding import KnownRows, RowKey, Sharding, sharding
 from farspan.measuring.units import Job, Units
 from farspan.methods import method
 from farspan.record import UNFINISHED, Row, Run, Shard, Tail, latest, read_rows
@@ -158,7 +158,7 @@ def measure_on_cluster(job: Job, address: str, gpus_per_model: int | None, watch
 
 
 @dataclass
-class _Hired:
+class _WorkerState:
     """A worker as the driver sees it."""
 
     slot: Slot
@@ -176,20 +176,20 @@ class _Driver:
         self._ray, self._job, self._part, self._watch, self._on_cpu = ray, job, part, watch, on_cpu
         self._gpus_per_model = gpus_per_model
         self._actor = ray.remote(Worker)
-        there = There.of(row for row in run.rows if row.status not in UNFINISHED)
-        self._wanted, self._got = set[Found](), set[Found]()
+        known = KnownRows.of(row for row in run.rows if row.status not in UNFINISHED)
+        self._wanted, self._got = set[RowKey](), set[RowKey]()
         units = list[int]()
         for number, unit in enumerate(part.dealing.units):
             content = part.contents[unit.cell]
             self._wanted |= content.rows(unit) if content.cell.divisible else set()
-            if not content.cell.divisible or part.lacking(unit, there):
+            if not content.cell.divisible or part.lacking(unit, known):
                 units.append(number)
         self._units = [part.dealing.units[number] for number in units]
         self._names = [part.contents[unit.cell].cell.name[0] for unit in self._units]
         self._queue = UnitQueue(self._names, [unit.flops for unit in self._units])
         self._tail = Tail(job.folder)
         self._got |= {row.key for row in self._tail.new()} & self._wanted
-        self._workers: dict[int, _Hired] = {}  # by the number of their file
+        self._workers: dict[int, _WorkerState] = {}  # by the number of their file
         self._calls: dict[Any, int] = {}  # by Ray's reference: the worker that answers
         self._deaths = Counter[Slot]()  # in a row
         self._reason = ""  # of the last death
@@ -242,7 +242,7 @@ class _Driver:
         options = {"num_gpus": slot.gpus, "num_cpus": slot.cpus, "max_restarts": 0}
         actor = self._actor.options(scheduling_strategy=there, **options).remote()
         writer = number, len(self._part.dealing.units) + 1
-        self._workers[number] = _Hired(slot, actor)
+        self._workers[number] = _WorkerState(slot, actor)
         self._calls[actor.begin.remote(self._job, self._part.models, writer, str(Path.cwd()), sys.argv)] = number
 
     def _hand_out(self) -> None:

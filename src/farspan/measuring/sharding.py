@@ -25,7 +25,7 @@ from farspan.record import DEFAULT_REPEATS, Row, Shard, by_key
 from farspan.tasks import Bound, Example
 
 MOST = 100_000  # shards
-Found = tuple[str, str, str, str, int, float]  # `Row.key`: model, method, task with settings, example, length, depth
+RowKey = tuple[str, str, str, str, int, float]  # `Row.key`: model, method, task with settings, example, length, depth
 
 
 def parse_shard(text: str) -> Shard:
@@ -90,7 +90,7 @@ class Content:
     measurement: str  # its task with settings
     places: Sequence[Sequence[tuple[str, tuple[int, ...], tuple[float, ...]]]]  # the examples of each repeat
 
-    def rows(self, unit: Unit) -> set[Found]:
+    def rows(self, unit: Unit) -> set[RowKey]:
         """Return the keys of the rows of a unit."""
         model, method, _ = self.cell.name
         wanted = set(self.cell.lengths[slice(*unit.lengths)])
@@ -105,16 +105,16 @@ class Content:
 
 
 @dataclass(frozen=True, eq=False)
-class There:
+class KnownRows:
     """The rows that a run has."""
 
-    found: set[Found]
+    found: set[RowKey]
     refused: set[tuple[str, str, str, int]]  # model, method, task with settings, and length
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> "There":
+    def of(cls, rows: Iterable[Row]) -> "KnownRows":
         """Return the keys of these rows."""
-        found, refused = set[Found](), set[tuple[str, str, str, int]]()
+        found, refused = set[RowKey](), set[tuple[str, str, str, int]]()
         for row in rows:
             found.add(row.key)
             if row.status == "refused":
@@ -175,28 +175,28 @@ class Sharding:
             line += ". A curve with --lengths auto is not divided: its lengths depend on the rows before. Give lengths"
         return line
 
-    def lacking(self, unit: Unit, there: "There") -> set[Found]:
+    def lacking(self, unit: Unit, known: KnownRows) -> set[RowKey]:
         """Return the rows of a unit that are neither in the run nor refused."""
         return {
             (model, method, measurement, example, length, depth)
-            for model, method, measurement, example, length, depth in self.contents[unit.cell].rows(unit) - there.found
-            if (model, method, measurement, length) not in there.refused
+            for model, method, measurement, example, length, depth in self.contents[unit.cell].rows(unit) - known.found
+            if (model, method, measurement, length) not in known.refused
         }
 
     def missing(self, rows: Sequence[Row], sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Return what a run lacks, by shard, such as {"2/8": "40 rows"}.
+        """Return the work that a run lacks, by shard, such as {"2/8": "40 rows"}.
 
         Args:
             rows: all of the run.
             sessions: as run.json lists them. A curve with --lengths auto is complete when its shard has ended.
         """
-        there = There.of(rows)
+        known = KnownRows.of(rows)
         count = self.shard[1]
         ended = {tuple(one["shard"]): "ended" in one for one in sessions if one.get("shard")}  # last session of each
         left, curves = Counter[int](), Counter[int]()
         for unit, owner in zip(self.dealing.units, self.dealing.owners, strict=True):
             if self.contents[unit.cell].cell.divisible:
-                left[owner] += len(self.lacking(unit, there))
+                left[owner] += len(self.lacking(unit, known))
             else:
                 curves[owner] += not ended.get((owner + 1, count), False)
         lines = {}

@@ -16,7 +16,7 @@ from farspan.lm import LM, choose_separator
 from farspan.loading import load_tokenizer
 from farspan.reader.logits import Sampling
 from farspan.reader.served.client import Client, NotServedError, ServerError
-from farspan.reader.served.memory import Elsewhere, ServedReader
+from farspan.reader.served.memory import Placeholder, ServedReader
 from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, InputLogprobs, Transport, probe
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.prompts import decoded
@@ -162,7 +162,7 @@ def served(
     }
     client.take()
     return ServedLM(
-        Elsewhere(shown),
+        Placeholder(shown),
         words,
         shown,
         separator,

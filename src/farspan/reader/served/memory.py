@@ -67,9 +67,7 @@ class ServedMemory(BaseMemory):
         """Return the scores of rows [batch, time], requested one after another: they share no prefix."""
         nats, rank = torch.full((len(ids), len(kept)), math.nan), torch.full((len(ids), len(kept)), -1)
         for row, (before, target) in enumerate(zip(self.ids.tolist(), ids.tolist(), strict=True)):
-            own = range(
-                kept.start, min(kept.stop, next((i for i, token in enumerate(target) if token < 0), len(target)))
-            )
+            own = range(kept.start, min(kept.stop, sum(token >= 0 for token in target)))  # without padding
             for column, (one, place) in enumerate(self.transport.expect(before, target, own) if own else ()):
                 nats[row, column], rank[row, column] = one, place
         return Scores(nats, rank)
@@ -93,8 +91,8 @@ class ServedMemory(BaseMemory):
         raise ValueError(f"{self.lm.name} is served: its logits stay on the server, so only full attention can read it")
 
 
-class Elsewhere(torch.nn.Module):
-    """Placeholder for a model on a server: raises ValueError when a method or check uses it."""
+class Placeholder(torch.nn.Module):
+    """Takes the place of a model on a server: raises ValueError when a method or check uses it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
