@@ -698,7 +698,7 @@ def test_a_folder_with_the_name_of_the_embedded_model_is_mentioned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    places._say_which.cache_clear()
+    places._report_which.cache_clear()
     places.folder_of("demo")
     assert capsys.readouterr().err == ""
     (tmp_path / "demo").mkdir()

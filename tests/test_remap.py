@@ -67,7 +67,7 @@ def test_every_pair_is_at_the_distance_of_the_equation(
 def test_keys_rotated_for_tokens_that_were_dropped_are_not_used_again(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = some_ids(1, 110)
     start, *continuations = ids.split([30, 40, 40], 1)
-    monkeypatch.setattr(remap, "ROOM", 3)
+    monkeypatch.setattr(remap, "SPARE", 3)
     with torch.no_grad(), method("selfextend:group=3,window=14").on(lm) as reader:
         memory = reader.read(start)
         for more in continuations:

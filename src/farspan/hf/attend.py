@@ -30,7 +30,7 @@ class Layer:
     window: int | None  # tokens of the layer's own sliding window, the current one included; None: none
 
 
-# by layer: keys that were rotated to other positions in earlier steps, with room for more, and how many these are
+# by layer: a buffer of keys that were rotated to other positions in earlier steps, and how many it holds
 Turned = dict[int, tuple[Float[Tensor, "batch heads capacity dim"], int]]
 
 

@@ -75,8 +75,8 @@ class SinkLayer(DynamicLayer):
         return keys, values
 
     def _kept(self, states: Tensor, last: int) -> Tensor:
-        first_behind = states.shape[-2] - last
-        return torch.cat([states[..., : self.shape.sinks, :], states[..., first_behind:, :]], -2)
+        first_kept = states.shape[-2] - last
+        return torch.cat([states[..., : self.shape.sinks, :], states[..., first_kept:, :]], -2)
 
     def get_seq_length(self) -> int:
         return self.num_seen

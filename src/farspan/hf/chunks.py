@@ -37,7 +37,7 @@ def self_check(lm: Any) -> str | None:
             separately.
     """
     if scaling := length_dependent_rope(lm.model):
-        return f"its RoPE scaling ({scaling}) turns with the length of the text, and cached keys do not follow"
+        return f"its RoPE scaling ({scaling}) depends on the length of the text, and cached keys are not rotated again"
     if not lm.has_weights:
         return None  # a plan assumes that chunks work, as in most models
     tokens = lm.tokenizer(CHECK_TEXT * 8, add_special_tokens=False, verbose=False)["input_ids"]

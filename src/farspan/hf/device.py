@@ -31,10 +31,10 @@ def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:
 
     For CPUs, oneDNN reports it: bfloat16 and float16 need AVX-512 or Arm's extensions.
     """
-    asked = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    if device.type != "cpu" or dtype not in asked or not hasattr(torch.ops.mkldnn, asked[dtype]):
+    checks = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    if device.type != "cpu" or dtype not in checks or not hasattr(torch.ops.mkldnn, checks[dtype]):
         return True
-    return bool(getattr(torch.ops.mkldnn, asked[dtype])())
+    return bool(getattr(torch.ops.mkldnn, checks[dtype])())
 
 
 def wait(device: torch.device) -> None:

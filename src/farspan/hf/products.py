@@ -85,11 +85,11 @@ def is_exact() -> bool:
     if not _mkldnn.is_available() or not _mkldnn.enabled or torch.cpu._is_amx_tile_supported():
         return False
     matmul = _mkldnn.matmul
-    drawn = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
     try:
         for rows, inner, columns in ((64, 256, 128), (256, 64, 1024), (512, 576, 576)):
-            a, b = (torch.randn(*shape, generator=drawn) for shape in ((2, rows, inner), (2, inner, columns)))
+            a, b = (torch.randn(*shape, generator=generator) for shape in ((2, rows, inner), (2, inner, columns)))
             expected = a.double() @ b.double()
             for found, right in ((torch.bmm(a, b), expected), (a[0] @ b[0], expected[0])):
                 if float((found - right).norm() / right.norm()) > ROUNDING:

@@ -12,7 +12,7 @@ from torch import Tensor
 from farspan.hf.attend import FUSED_QUERIES, Call, angles, dense, mixed, slices, turned, written
 from farspan.hf.flash import flash, hidden_mask, joined, takes
 
-ROOM = 256  # tokens for which rotated keys have room before they are copied
+SPARE = 256  # tokens of spare capacity for rotated keys, which are copied when it is full
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _moved(call: Call, remap: Remap, inv_freq: Tensor, stop: int) -> Float[Tenso
     if call.turned is None or call.query.shape[3] > 1 or call.num_missing or torch.is_grad_enabled():
         return rotated(range(call.num_missing, stop))
     before, count = call.turned.get(call.layer.index, (None, 0))
-    kept = written(before, rotated(range(count, stop)), count, stop + ROOM)
+    kept = written(before, rotated(range(count, stop)), count, stop + SPARE)
     call.turned[call.layer.index] = kept, stop
     return kept[:, :, :stop]
 

@@ -209,5 +209,5 @@ def rotary_modules(model: Any) -> list[Any]:
 
 
 def _prefix(kind: str | None) -> str:
-    """Return what the names of a type of layers' frequencies and factor begin with; none if all layers share them."""
+    """Return the prefix of the names of a layer type's frequencies and factor; none if all layers share them."""
     return "" if kind is None else f"{kind}_"

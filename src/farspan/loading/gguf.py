@@ -73,7 +73,7 @@ LLAMA3 = {
 
 @dataclass(frozen=True)
 class FileHeader:
-    """What a GGUF file holds besides its weights."""
+    """The content of a GGUF file besides its weights."""
 
     about: dict[str, Any]  # for the record of a model
     scaling: dict[str, Any]  # of RoPE, as `rope_parameters` of transformers; empty: none
@@ -157,7 +157,7 @@ def converted(file: Path) -> Path:
 
 
 def identity(folder: str | Path) -> dict[str, Any] | None:
-    """Return what a folder was converted from, for the record of a model; None for other folders."""
+    """Return the record of the GGUF file that a folder was converted from; None for other folders."""
     path = Path(folder) / ABOUT
     return dict(read_json(path)) if path.is_file() else None
 

@@ -23,12 +23,12 @@ def folder_of(name: str) -> str:
     if name != DEMO:
         return name
     if (Path(DEMO) / "config.json").is_file():
-        _say_which()
+        _report_which()
     return str(files("farspan") / "assets" / DEMO)
 
 
 @cache
-def _say_which() -> None:
+def _report_which() -> None:
     report(f"model {DEMO!r} is the embedded model: for the folder {DEMO} here, write ./{DEMO}")
 
 

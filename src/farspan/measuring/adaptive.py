@@ -98,8 +98,8 @@ def prepared(task: BoundCurve, longest: int, repeats: int | None, window: int | 
             f"{described(shortest.name)} is too short for a forgetting curve: it has {len(shortest.tokens):,} tokens, "
             f"and {least} windows of {LEAST} are needed at least; give a text of {least * LEAST:,} tokens or more"
         )
-    drawn = min(text.num_windows(window, least) for text in texts)
-    pool = repeats or min(MOST_REPEATS, drawn * RING // least) // RING * RING
+    windows = min(text.num_windows(window, least) for text in texts)
+    pool = repeats or min(MOST_REPEATS, windows * RING // least) // RING * RING
     return replace(task, window=window, pool=pool), min(longest, window)
 
 

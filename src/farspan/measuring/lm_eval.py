@@ -29,7 +29,7 @@ from farspan.tasks.curve import BoundCurve, Texts
 from farspan.text.prompts import decoded
 
 SINGLE = 8  # tokens of each scored part whose accuracy is measured one by one
-MOSTLY = 0.9  # share of contexts that decode and encode exactly, below which a line says so
+MOSTLY = 0.9  # share of contexts that decode and encode exactly, below which a line reports it
 GROUP = "farspan_curve"
 HALVES = ("copy", "control")
 TASK = """task: {task}
@@ -111,12 +111,12 @@ def write_lm_eval(source: Source, folder: Path, notice: Callable[[str], object] 
     loader = Load()
     lm = loader(model, weights=False)
     bound, examples = _measured(baseline, lm, loader)
-    asked = [one for example in examples for one in _requests(lm, bound, example)]
-    lengths = sorted({one["length"] for one in asked})
+    requests = [one for example in examples for one in _requests(lm, bound, example)]
+    lengths = sorted({one["length"] for one in requests})
     contexts = [bound.num_tokens(lm, one, length) for one in examples for length in one.lengths]
-    exact = [one.pop("exact") for one in asked]
+    exact = [one.pop("exact") for one in requests]
     texts = {name: decoded(lm.tokenizer, tokens) for one in examples for name, tokens in _names(one).values()}
-    data = {"separator": decoded(lm.tokenizer, bound.separator(lm)), "texts": texts, "requests": asked}
+    data = {"separator": decoded(lm.tokenizer, bound.separator(lm)), "texts": texts, "requests": requests}
     files = {"texts.json": json.dumps(data), "farspan_curve.py": CODE}
     tasks = {f"{GROUP}_{half}_{length}": (half, length) for half in HALVES for length in lengths}
     files[f"{GROUP}.yaml"] = "\n".join([f"group: {GROUP}", "task:", *(f"  - {task}" for task in tasks), ""])

@@ -222,7 +222,7 @@ def _measure_batches(
     longest: Callable[[], int] | None,
 ) -> None:
     """Measure the missing rows in batches of at most `size`; when memory runs out, in smaller chunks, then batches.
-    Fewer examples that are read one by one need no less memory: they are tried alone, to keep what the others give."""
+    Examples that are read one by one need as much memory in a smaller batch: each is then tried alone."""
     queue = _batches(examples, ledger.missing, ledger.rows, size)
     while queue:
         group = queue[0]

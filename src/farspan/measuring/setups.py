@@ -1,4 +1,4 @@
-"""What a run measures: its tasks, lengths and repeats, bound to each model."""
+"""The tasks, lengths and repeats of a run, bound to each model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -147,7 +147,7 @@ class Grid:
             raise ValueError(f"{' and '.join(costs)} would share one table of costs: measure them in two runs")
         if self.cost and not costs and lm.own_reader() is None:  # rows of a served model count its requests and tokens
             # the contexts of the tasks that count tokens
-            contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
+            contexts = {n for one, task in zip(setups, self.tasks, strict=True) if task.unit == "tokens"
                         for n in one.lengths or ()}  # fmt: skip
             lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
             lengths = self._with_room(BoundCost(), lm, lengths)
@@ -257,8 +257,8 @@ def grid(
         if not isinstance(value, bool):
             raise ValueError(f"{name}: got {value!r}, expected True or False")
     chosen = tasks_of(tasks)
-    asked = lengths_of(lengths)
-    given = asked if isinstance(asked, tuple) else None
+    wanted = lengths_of(lengths)
+    given = wanted if isinstance(wanted, tuple) else None
     for one in chosen:
         if given is not None:
             # a length of 0 passages or demonstrations is the control of the tasks that count them
@@ -280,7 +280,7 @@ def grid(
     _refuse_repeats("task", list(map(str, resolved)), " (--task)")
     several = given is None and len(models) > 1 and any(one.unit == "tokens" for one in resolved)
     limits = tuple(map(loader.limit, models)) if several else ()
-    return Grid(resolved, name, asked, repeats, seed, cost, refusals, trained, limits, batch, chunk)
+    return Grid(resolved, name, wanted, repeats, seed, cost, refusals, trained, limits, batch, chunk)
 
 
 def _names(models: Sequence[str | LM]) -> list[str]:

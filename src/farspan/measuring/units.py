@@ -23,7 +23,7 @@ TICK = 0.5  # seconds between two tries
 
 @dataclass(frozen=True)
 class Job:
-    """What a run measures, and how. Each worker gets it."""
+    """The tasks, methods and models of a run, and its folder. Each worker gets it."""
 
     folder: Path  # absolute
     header: dict[str, Any]

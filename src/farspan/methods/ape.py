@@ -146,8 +146,8 @@ class ApeReader(DenseReader):
         return memory
 
     def forwards(self, work: Iterable[Work], head: int) -> Iterator[Work]:
-        """Yield each piece alone. Without `piece`, attention is an upper bound: the work does not say which passages a
-        text has."""
+        """Yield each piece alone. Without `piece`, attention is an upper bound: `work` does not hold the passages of a
+        text."""
         for one in in_one_call(work):
             if one.num_scored:
                 yield one

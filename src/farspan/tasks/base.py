@@ -234,7 +234,7 @@ class Bound(ABC, Generic[P]):
         return lm.separator.ids
 
     def chat(self, lm: LM) -> str | None:
-        """Return a hash of what the chat template puts around the prompts; None: they do not use it."""
+        """Return a hash of the text that the chat template puts around prompts; None: they do not use it."""
         return None
 
     def auto_lengths(self, lm: LM, repeats: int, *, quiet: bool = False) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""What the tasks `curve` and `recall` share: the text to copy, the irrelevant text, and the tokens of a probe."""
+"""The base of the tasks `curve` and `recall`: the text to copy, the irrelevant text, and the tokens of a probe."""
 
 from typing import ClassVar
 

@@ -57,7 +57,7 @@ class NeedleGroup(NamedTuple):
 
 
 def noun_of(form: str | None) -> str:
-    """Return what a sentence calls a value of this form; None: a kind whose values are numbers."""
+    """Return the noun for values of this form; None: a kind whose values are numbers."""
     return "word" if form == "words" else "number"
 
 
@@ -75,10 +75,10 @@ def needles(
     """
     of_keys, of_values = forms
     if of_keys == of_values:  # no key is also a value
-        drawn = _drawn(rng, of_keys, count * (1 + each), digits)
-        keys, values = drawn[:count], drawn[count:]
+        sampled = _sampled(rng, of_keys, count * (1 + each), digits)
+        keys, values = sampled[:count], sampled[count:]
     else:
-        keys, values = _drawn(rng, of_keys, count, digits), _drawn(rng, of_values, count * each, digits)
+        keys, values = _sampled(rng, of_keys, count, digits), _sampled(rng, of_values, count * each, digits)
     for name, form, texts in (("keys", of_keys, keys), ("values", of_values, values)):
         _check_apart(lm, f"{name} of form {form}", texts, f"choose {name}={FORMS[form == 'words']}")
     begin = f"{'A' if each > 1 else 'The'} magic {noun_of(of_values)} of"
@@ -91,7 +91,7 @@ def needles(
 def chains(rng: np.random.Generator, lm: LM, count: int, hops: int, digits: int) -> list[NeedleGroup]:
     """Return chains of assignments, each of a value to a variable, and `hops` times of a variable to another; as
     `needles`."""
-    values = _drawn(rng, "numbers", count, digits)
+    values = _sampled(rng, "numbers", count, digits)
     names: dict[str, None] = {}
     while len(names) < count * (1 + hops):
         names["".join(rng.choice(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), LETTERS))] = None
@@ -105,7 +105,7 @@ def chains(rng: np.random.Generator, lm: LM, count: int, hops: int, digits: int)
     ]
 
 
-def _drawn(rng: np.random.Generator, form: str, count: int, digits: int) -> list[str]:
+def _sampled(rng: np.random.Generator, form: str, count: int, digits: int) -> list[str]:
     """Return `count` different words or numbers."""
     lowest = 10 ** (digits - 1)
     there = len(ADJECTIVES) * len(NOUNS) if form == "words" else 9 * lowest

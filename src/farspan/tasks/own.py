@@ -328,8 +328,8 @@ def _word() -> re.Pattern[str]:
 def _query(lm: LM, question: str, answers: Iterable[object]) -> Query:
     """Return the query with these answers, each tokenised as it follows the question."""
     ids = (following(lm.tokenizer, f" {answer}", before=question) for answer in answers)
-    [asked] = continued(lm.tokenizer, question)
-    return Query(asked, tuple(ids))
+    [query] = continued(lm.tokenizer, question)
+    return Query(query, tuple(ids))
 
 
 def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:
