@@ -1,6 +1,7 @@
-"""The chat template in the identity of a model."""
+"""The chat template and the stop tokens in the identity of a model."""
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,19 @@ def test_a_run_is_not_continued_with_another_chat_template(
     del header["models"][str(tmp_path / "model")]["chat"]  # as in runs of an older version
     (tmp_path / "generated" / "run.json").write_text(json.dumps(header))
     farspan.measure(str(tmp_path / "model"), tasks=tasks["generated"], **what, out=tmp_path / "generated")
+
+
+def test_a_run_is_not_continued_with_other_stop_tokens(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", tokenizer)
+    what: dict[str, Any] = {"text": CODE, "lengths": (640,), "repeats": 1}
+    tasks = {name: f"needle:depths=0.5,ask={name}" for name in ("generated", "forced")}
+    tasks["generated"] += ",new_tokens=12"
+    for name, task in tasks.items():
+        farspan.measure(str(folder), tasks=task, **what, out=tmp_path / name)
+    (header,) = json.loads((tmp_path / "generated" / "run.json").read_text())["models"].values()
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [3, 4]}))
+    ends = re.escape(str(header["stop_tokens"]))
+    with refused(rf"the tokens that end an answer of .*model have changed .*: they were {ends}, now \[3, 4\]"):
+        farspan.measure(str(folder), tasks=tasks["generated"], **what, out=tmp_path / "generated")
+    farspan.measure(str(folder), tasks=tasks["forced"], **what, out=tmp_path / "forced")

@@ -63,7 +63,9 @@ def identity_of(lm: LM, setups: Sequence[Setup], what: Grid) -> dict[str, Any]:
     tasks = {one.what: one.bound.settings for one in setups if not one.beside}
     texts = about(*(text for one in setups for text in one.bound.texts))
     versions = {one.bound.task: one.bound.version for one in setups}
-    return lm.identity | texts | _chat(setups, lm) | {"tasks": tasks, VERSIONS: versions} | _lengths_of(setups, what)
+    record = lm.identity | texts | _chat(setups, lm) | {"tasks": tasks, VERSIONS: versions} | _lengths_of(setups, what)
+    ends = next((found for one in setups if (found := one.bound.ends(lm)) is not None), None)
+    return record if ends is None else record | {"stop_tokens": ends}
 
 
 def _chat(setups: Sequence[Setup], lm: LM) -> dict[str, Any]:

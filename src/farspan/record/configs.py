@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 NAMED = 3  # differing fields in an error
-OPTIONAL = {"config": None, "chat": None}  # parts of an identity that are compared if both sides have them
+OPTIONAL = dict.fromkeys(("config", "chat", "stop_tokens"))  # parts of an identity, compared if both sides have them
 
 
 def refuse_other_weights(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -23,10 +23,10 @@ def refuse_other_weights(folder: Path, before: Mapping[str, Any], now: Mapping[s
 
 
 def refuse_other_config(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ValueError if the config or the chat template of a run's model has changed.
+    """Raise ValueError if the config, the chat template or the stop tokens of a run's model have changed.
 
     Args:
-        before, now: the identity of the model. Older runs have no `config` and no `chat`, servers no `config`.
+        before, now: the identity of the model. Older runs lack those of OPTIONAL, servers have no `config`.
     """
     if different := changed_fields(before.get("config"), now.get("config")):
         raise ValueError(
@@ -39,6 +39,13 @@ def refuse_other_config(folder: Path, before: Mapping[str, Any], now: Mapping[st
             f"{folder}: the chat template of {now['name']} has changed since this run started: the hash of what it "
             f"writes was {old}, now {new}. Restore it (chat_template.jinja, or chat_template in tokenizer_config.json) "
             "to continue the run, or choose another folder (out)"
+        )
+    old, new = before.get("stop_tokens"), now.get("stop_tokens")
+    if old is not None and new is not None and old != new:
+        raise ValueError(
+            f"{folder}: the tokens that end an answer of {now['name']} have changed since this run started: they were "
+            f"{old}, now {new}. Restore them (eos_token_id in generation_config.json) to continue the run, or choose "
+            "another folder (out)"
         )
 
 

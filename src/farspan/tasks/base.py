@@ -237,6 +237,10 @@ class Bound(ABC, Generic[P]):
         """Return a hash of the text that the chat template puts around prompts; None: they do not use it."""
         return None
 
+    def ends(self, lm: LM) -> list[int] | None:
+        """Return the model's tokens that end an answer; None: no answers are generated."""
+        return None
+
     def auto_lengths(self, lm: LM, repeats: int, *, quiet: bool = False) -> tuple[int, ...] | None:
         """Return the lengths for this model alone, no longer than its positions and the text allow; None: the task's
         own `lengths`.

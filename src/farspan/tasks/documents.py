@@ -152,6 +152,9 @@ class BoundDocuments(Bound[DocumentPrompt]):
                 yield Work(1, 0, prompt, 0)
                 yield from self.answer_work(prompt)
 
+    def ends(self, lm: LM) -> list[int] | None:
+        return lm.stop_tokens
+
     def answer_work(self, prompt: int) -> Iterator[Work]:
         """Yield the work of an answer after a prompt of this many tokens."""
         yield Work(1, prompt, 0, 1)

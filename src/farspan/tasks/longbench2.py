@@ -104,6 +104,9 @@ class ByLikelihood(BoundLongBench2):
 
     choices: tuple[tuple[int, ...], ...] = field(kw_only=True)  # token ids of each answer
 
+    def ends(self, lm: LM) -> None:
+        return None
+
     def answer_work(self, prompt: int) -> Iterator[Work]:
         for length, count in Counter(map(len, self.choices)).items():
             yield Work(count, prompt, length - 1, length)

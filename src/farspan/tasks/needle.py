@@ -240,6 +240,9 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         head, end = self._template(lm)
         return None if self.ask == "forced" else digest("" if end is None else end, head)
 
+    def ends(self, lm: LM) -> list[int] | None:
+        return lm.stop_tokens if self.num_new else None
+
     def _check(self, shortest: int, prompt: NeedlePrompt) -> None:
         """Raise ValueError if less than a quarter of the shortest length is hay, or an answer exceeds `new_tokens`."""
         fixed = shortest - min(self._hay(prompt, shortest, which) for which in range(len(prompt.queries)))

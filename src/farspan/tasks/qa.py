@@ -147,6 +147,9 @@ class BoundQa(Qa, Bound[QaPrompt]):
         every = (*self.questions, *(() if self.pool is self.questions else self.pool))
         return digest(*(repr(one).replace("Question(", "Asked(", 1) for one in every))  # its name in older records
 
+    def ends(self, lm: LM) -> list[int] | None:
+        return lm.stop_tokens
+
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[QaPrompt]]:
         """Return a question for each repeat; question i does not depend on the number of repeats.
 
