@@ -80,6 +80,14 @@ def test_a_model_is_named_by_a_path(text: str, tmp_path: Path, folder: Path) -> 
         ({"shard": 3}, "shard: got '3', expected I/N"),
         ({"shard": (1,)}, "shard: got '(1,)', expected I/N"),
         ({"minutes": "3"}, "minutes: got '3', expected a positive number"),
+        ({"minutes": True}, "minutes: got True, expected a positive number (--minutes)"),
+        ({"lengths": True}, "lengths: got True, expected numbers such as"),
+        ({"batch": True}, "batch: got True, expected a whole number"),
+        ({"seed": False}, "seed: got False, expected a whole number"),
+        (
+            {"ray": "local", "gpus_per_model": True},
+            "gpus_per_model: got True, expected a whole number, at least 1 (--",
+        ),
         ({"text": 3}, "text: got int, expected a name such as 'builtin', a path, or a list of documents"),
     ],
 )
@@ -95,3 +103,21 @@ def test_other_arguments_are_refused_before_a_folder_is_made(
 def test_a_network_that_is_not_wrapped_is_refused(lm: LM, text: str) -> None:
     with pytest.raises(ValueError, match=r"models: got LlamaForCausalLM, expected .* farspan.wrap"):
         farspan.measure(lm.model, tasks=TASK, text=text)
+
+
+@pytest.mark.parametrize("given", [5, True, "5", [0, "1"], [False, True], {0.0: 1}])
+def test_depths_that_are_no_list_of_numbers_are_refused(given: Any, lm: LM, text: str) -> None:
+    with pytest.raises(ValueError, match=r"^depths: got .*, expected a list of numbers such as \[0, 0\.5, 1\]$"):
+        farspan.curve(lm, text=text, depths=given)
+
+
+@pytest.mark.parametrize("given", [True, "512", 512.0])
+def test_a_trained_length_that_is_no_whole_number_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=f"^the trained length is {given!r}, expected 1 to "):
+        farspan.load("demo", trained_length=given, weights=False)
+
+
+@pytest.mark.parametrize("given", [True, 2.5, "2", 0])
+def test_steps_between_measurements_that_are_no_whole_number_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=f"^every: got {given!r}, expected a whole number of steps, at least 1$"):
+        farspan.CurveCallback(every=given)

@@ -549,7 +549,7 @@ def test_a_trainer_trains_twice_with_one_callback(trainer: Start, curves: Any) -
 
 
 def test_a_number_of_steps_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="every = 0: expected a number of steps, at least 1"):
+    with pytest.raises(ValueError, match="every: got 0, expected a whole number of steps, at least 1"):
         CurveCallback(every=0)
 
 

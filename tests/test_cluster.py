@@ -232,7 +232,7 @@ def test_an_error_of_a_worker_is_that_of_the_command(one: Callable[..., Measured
     [
         ({"shard": (1, 2)}, "shard and ray both divide a run"),
         ({"minutes": 1.0, "lengths": "auto"}, "a budget in minutes belongs to one process"),
-        ({"gpus_per_model": 0}, "gpus_per_model: got 0, expected at least 1"),
+        ({"gpus_per_model": 0}, "gpus_per_model: got 0, expected a whole number, at least 1"),
         ({"gpus_per_model": 2}, "no machine of the cluster has 2 GPUs"),
     ],
 )

@@ -30,6 +30,7 @@ from farspan.lengths import check_lengths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring import trackers
 from farspan.measuring.adaptive import SHORTEST, prepared
+from farspan.measuring.arguments import whole
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.measuring.one_model import about
 from farspan.measuring.plan import plan
@@ -102,8 +103,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         at_start: bool = False,
         seed: int = 0,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every = {every}: expected a number of steps, at least 1")
+        every = whole(every, "every", least=1, expected="a whole number of steps, at least 1")
         self.tokenizer, self.text, self.every, self.out, self.seed = tokenizer, text, every, out, seed
         self.trained_length, self.at_start = trained_length, at_start
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -379,7 +380,8 @@ def _check_options(
         raise ValueError(f"model {name!r} is a file: give its folder, or a file that ends with .gguf")
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
-    if trained_length is not None and not 1 <= trained_length <= LARGEST:
-        raise ValueError(f"the trained length is {trained_length}, expected 1 to {LARGEST:,} tokens")
+    is_number = isinstance(trained_length, Integral) and not isinstance(trained_length, bool)
+    if trained_length is not None and not (is_number and 1 <= trained_length <= LARGEST):
+        raise ValueError(f"the trained length is {trained_length!r}, expected 1 to {LARGEST:,} tokens")
     if attention is not None and "/" not in attention and attention not in (known := hf.attention_names()):
         raise ValueError(f"attention {attention!r} is unknown, expected one of {', '.join(known)}; or leave it out")

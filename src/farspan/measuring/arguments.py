@@ -1,8 +1,10 @@
 """The arguments of `farspan.measure`, checked before anything is loaded. Any other value is a ValueError."""
 
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +51,7 @@ def lengths_of(given: Any) -> tuple[int, ...] | Literal["auto"] | None:
 
 def whole(value: Any, name: str, least: int | None = None, expected: str = "") -> int:
     """Return a whole number as an int; numbers of numpy are accepted."""
-    expected = expected or f"a whole number, at least {least} (--{name})"
+    expected = expected or f"a whole number, at least {least} (--{name.replace('_', '-')})"
     try:
         number = operator.index(value) if not isinstance(value, bool) else None
     except TypeError:
@@ -59,6 +61,27 @@ def whole(value: Any, name: str, least: int | None = None, expected: str = "") -
     if least is not None and number < least:
         raise ValueError(f"{name}: got {number}, expected {expected}")
     return number
+
+
+def positive(value: Any, name: str, meaning: str = "") -> float:
+    """Return a positive number; numbers of numpy are accepted.
+
+    Args:
+        meaning: of the number, for the error.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and 0 < value < math.inf):
+        given = f"{value:g}" if is_number else repr(value)
+        raise ValueError(f"{name}: got {given}, expected a positive number{meaning} (--{name})")
+    return float(value)
+
+
+def depths_of(given: Any) -> tuple[float, ...]:
+    """Return depths as a tuple of numbers."""
+    listed: list[Any] = [given] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else list(given)
+    if any(isinstance(one, bool) or not isinstance(one, Real) for one in listed) or not isinstance(given, Iterable):
+        raise ValueError(f"depths: got {given!r}, expected a list of numbers such as [0, 0.5, 1]")
+    return tuple(map(float, listed))
 
 
 def _several(given: Any, name: str, expected: str, *kinds: type) -> list[Any]:
@@ -85,8 +108,8 @@ def check_division(
         if gpus_per_model is not None:
             raise ValueError("gpus_per_model belongs to ray: give both, or omit it (--gpus-per-model, --ray)")
         return
-    if gpus_per_model is not None and gpus_per_model < 1:
-        raise ValueError(f"gpus_per_model: got {gpus_per_model}, expected at least 1 (--gpus-per-model)")
+    if gpus_per_model is not None:
+        whole(gpus_per_model, "gpus_per_model", least=1)
     if shard is not None:
         raise ValueError("shard and ray both divide a run: use one of them (--shard, --ray)")
     if minutes is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from farspan.measuring.arguments import Lengths, Methods, Models, Tasks
+from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, depths_of
 from farspan.measuring.grid import measure
 from farspan.measuring.result import Measured
 from farspan.tasks.curve import Curve
@@ -36,7 +36,7 @@ def curve(
         ValueError: as `farspan.measure`.
     """
     target, prefix = (None if one is None else named(one) for one in (target_text, prefix_text))
-    task = Curve(protocol=protocol, depths=tuple(depths), target_text=target, prefix_text=prefix)
+    task = Curve(protocol=protocol, depths=depths_of(depths), target_text=target, prefix_text=prefix)
     return measure(models, methods, [task], text=text, lengths=lengths, **options)
 
 

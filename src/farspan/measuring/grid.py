@@ -3,12 +3,11 @@
 import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from farspan.lm import LM
-from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of
+from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of, positive
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import identity_of, measure_model
@@ -96,8 +95,7 @@ def measure(
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
     what = grid(models, tasks, refusals=refusals, batch=batch, chunk=chunk, loader=loader, **options)
     chosen = what.fitted(given)
-    if minutes is not None and not (isinstance(minutes, Real) and minutes > 0):
-        raise ValueError(f"minutes: got {minutes!r}, expected a positive number (--minutes)")
+    minutes = None if minutes is None else positive(minutes, "minutes")
     if minutes is not None and not what.adaptive:
         raise ValueError("a budget in minutes needs --lengths auto: use both, or omit --minutes")
     folder, header = what.run(models, chosen, out)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farspan.lm import LM
+from farspan.measuring.arguments import positive
 from farspan.measuring.calibration import calibrated
 from farspan.measuring.loop import batch_that_fits, chunk_of, key_bytes, within_positions
 from farspan.measuring.operations import flops_of
@@ -187,11 +188,8 @@ def plan_alike(
 
 def check_timing(calibrate: bool, tflops: float | None) -> None:
     """Raise ValueError for both ways to a time, or `tflops` that is not a positive number."""
-    if tflops is not None and not 0 < tflops < math.inf:
-        raise ValueError(
-            f"tflops: got {tflops:g}, expected a positive number, the 10^12 floating-point operations that the machine "
-            "does in a second (--tflops)"
-        )
+    if tflops is not None:
+        positive(tflops, "tflops", ", the 10^12 floating-point operations that the machine does in a second")
     if tflops is not None and calibrate:
         raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
 
