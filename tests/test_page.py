@@ -576,6 +576,13 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "memory_lengths.csv").exists()
 
 
+def test_recall_without_a_result_has_a_table_of_statuses(tmp_path: Path) -> None:
+    failed = [row(900, r, None, depth=d, protocol="probe") for d in (0.0, 0.5) for r in range(2)]
+    shown = page(tmp_path / "out", run(tmp_path / "a", failed))
+    assert shown.table(0)[1:] == [["small", depth, "oom", "not measured", "", ""] for depth in ("0", "0.5")]
+    assert "texts of 900 tokens (depth: share of the text; distance in tokens; means)" in " ".join(shown.texts)
+
+
 def test_recall_beside_forgetting_curves_has_no_memory_lengths(tmp_path: Path) -> None:
     depths = (0.0, 0.5)
     mapped = [row(length, r, depth=d, protocol="probe") for length in (500, 900) for d in depths for r in range(2)]

@@ -154,7 +154,7 @@ class AttentionReport(TaskReport):
             lines = [[f"{at.length:,}", *map(_short, at.headline().values())] for at in one.at]
             lines += [[f"{length:,}", status] for length, status in sorted(one.failures.items())]
             size = sample_size((len(at.sinks) for at in one.at), "text")
-            title = f"{one.name}: share of attention, means over layers and heads, {size}"
+            title = ", ".join(filter(None, (f"{one.name}: share of attention", "means over layers and heads", size)))
             console.print_table(title, ("query at token", *one.heads), lines, num_keys=1)
             if one.at:
                 console.print_table(_by_layer(one), one.heads_by_layer, one.lines_by_layer(), num_keys=1)

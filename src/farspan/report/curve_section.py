@@ -317,7 +317,7 @@ def _recall_tables(curves: Sequence[CurveMember]) -> list[dict[str, Any]]:
 def _about_recall(curves: Sequence[CurveMember]) -> str:
     """Return what a table of recall by distance shows: lengths of the texts, units and sample size."""
     lengths = ", ".join(f"{length:,}" for length in sorted({one.curve.lengths[-1] for one in curves}))
-    means = f"means, {recall_figure(curves).note}"
+    means = ", ".join(filter(None, ("means", recall_figure(curves).note)))  # no note where nothing was measured
     return f"texts of {lengths} tokens (depth: share of the text; distance in tokens; {means})"
 
 
