@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from farspan.hf.cache import tensors
 from farspan.hf.decoder import decoder_of
 
-# What decoders call their tables of positions: learned, or computed once for a fixed number of positions.
+# Names of tables of positions in decoders: learned, or computed once for a fixed number of positions
 POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings", "positions_embed")
 COMPUTED_TABLES = ("embed_positions", "pos_encoding")
-# What configs call the number of a layer's experts, and how many of these a token uses
+# Fields of configs: the number of a layer's experts, and how many of them a token uses
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 USED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
-# What configs call the number of heads of an indexer (sparse attention), and their dimension
+# Fields of configs: the number of heads of an indexer (sparse attention), and their dimension
 INDEX_HEADS, INDEX_DIMENSION = ("index_n_heads", "indexer_n_heads"), ("index_head_dim", "indexer_head_dim")
-# Model types whose code does what no field of their config shows:
+# Model types with properties that no field of their config shows:
 ALL_EXPERTS = ("llama4_text",)  # the code computes every expert for every token
 ATTENDING_TWICE = ("diffllama",)  # each layer attends twice, with the values of one half of the heads at a time
 DOUBLED_KEYS = ("mimo_v2_flash",)  # layers with a sliding window have twice as many key heads
@@ -85,8 +85,8 @@ class _AttentionCost(NamedTuple):
 
 
 def _attention_costs(config: Any) -> list[_AttentionCost]:
-    """Return the cost of each attention layer; of two parts where it attends to near keys, and to one compressed key
-    for so many tokens of the whole text (DeepSeek V4)."""
+    """Return the cost of each attention layer. A layer of DeepSeek V4 can have two: of its near keys, and of compressed
+    keys, each for several tokens of the whole text."""
     layers, shared = layer_configs(config), getattr(config, "num_kv_shared_layers", None) or 0
     rates = getattr(config, "compress_rates", None) or {}  # tokens of a compressed key, by kind of layer
     costs = []

@@ -125,8 +125,8 @@ def set_rope(model: Any, parameters: dict[str, Any]) -> None:
 
 
 def set_context(model: Any, tokens: int) -> None:
-    """Set `max_position_embeddings` in the config of `model`, whose RoPE stays as it is: that of type YaRN without a
-    factor has the ratio of this limit to the original one."""
+    """Set `max_position_embeddings` in the config of `model`, and keep its RoPE: YaRN without a factor derives it from
+    this limit, so it is written into the config first."""
     config = model.config.get_text_config(decoder=True)
     for parameters in _each_parameters(model):
         if parameters.get("rope_type") == "yarn" and parameters["factor"] is None:

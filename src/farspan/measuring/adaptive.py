@@ -79,7 +79,7 @@ def round_one(task: BoundCurve, longest: int, repeats: int | None) -> tuple[tupl
 
 
 def prepared(task: BoundCurve, longest: int, repeats: int | None, window: int | None = None) -> tuple[BoundCurve, int]:
-    """Return the task with texts sampled once for all rounds, and its longest length, at most what the text allows.
+    """Return the task with texts sampled once for all rounds, and the longest length, reduced if the text is short.
 
     Args:
         window: tokens sampled for each repeat, if more than `longest`: one number for all models that are compared.

@@ -36,7 +36,7 @@ class Setup:
     lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
     repeats: int | None
     longest: int = 0  # tokens, of adaptive lengths
-    # of all models of the run, for which texts are sampled; None: given, adaptive, or texts do not depend on them
+    # lengths of all models of the run, which texts are sampled for; None: given, adaptive, or without effect on texts
     sampled: tuple[int, ...] | None = None
     batch: int | None = None  # as of `Grid`
     chunk: int | None = None
@@ -60,7 +60,7 @@ class Setup:
 
     @property
     def sampled_to(self) -> tuple[int, ...]:
-        """The lengths that decide which texts are sampled, or the tokens sampled for adaptive lengths; (): given."""
+        """The lengths that texts are sampled for, or the tokens sampled for adaptive lengths; (): lengths are given."""
         return self.sampled or () if self.curve is None else (self.curve.window or self.longest,)
 
     @property
@@ -95,7 +95,7 @@ class Grid:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Return its record for run.json."""
+        """Its record for run.json."""
         tasks: dict[str, dict[str, Any]] = {
             str(one): {"task": one.row_task, "unit": one.unit, "quality": asdict(one.quality), "details": one.details}
             | {"same_at_depths": one.same_at_depths}

@@ -276,7 +276,7 @@ class CepeMemory(BaseMemory):
 
     @property
     def _lengths(self) -> tuple[int, int]:
-        """Return the tokens of head and document."""
+        """The numbers of tokens of head and document."""
         head, document = (0 if t is None else t.shape[1] for t in (self.head, self.document))
         return head, document
 
