@@ -26,10 +26,9 @@ def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
     cuts = [0]
     for count in range(1, len(texts)):
         part = encoded(tokenizer, "".join(texts[:count]))
-        same = next(
-            (i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), min(len(part), len(whole))
-        )
-        cuts.append(max(cuts[-1], same))
+        shorter = min(len(part), len(whole))
+        num_same = int(np.cumprod(part[:shorter] == whole[:shorter]).sum())  # from the first token on
+        cuts.append(max(cuts[-1], num_same))
     return [np.array(whole[first:last], dtype=np.int64) for first, last in pairwise([*cuts, len(whole)])]
 
 
