@@ -21,7 +21,7 @@ from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings
 from farspan.train.trainer import read_log
 
 from cepe_models import authors_settings
-from tiny import assert_same_weights, interrupted, saved, tiny_model
+from tiny import assert_same_weights, configure, interrupted, saved, tiny_model
 
 Make = Callable[..., MlmSettings]
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -231,6 +231,18 @@ def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
     chosen = settings("b", f"encoder={{layers=1, start={str(tmp_path / 'model')!r}}}", "trainer.steps=1")
     train(chosen)
     assert not any("layers.1." in name for name in load_file(Path(chosen.out) / "model.safetensors"))
+
+
+def test_a_training_is_not_continued_from_a_model_to_begin_with_of_another_config(
+    settings: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    saved(tmp_path / "model", tokenizer)
+    chosen = settings("a", f"encoder={{start={str(tmp_path / 'model')!r}}}", "trainer.steps=2")
+    train(chosen)
+    train(chosen)  # saves the encoder again
+    configure(tmp_path / "model", rms_norm_eps=0.5)
+    with pytest.raises(ValueError, match=r"config of the model that is trained has changed .* began: rms_norm"):
+        train(chosen)
 
 
 def test_an_encoder_can_begin_with_an_opt_whose_config_has_no_initializer_range(

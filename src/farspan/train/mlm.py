@@ -8,6 +8,7 @@ tokens, special ones excepted, are replaced by [MASK]. The head runs on masked t
 is saved.
 """
 
+import json
 from typing import Any, Literal
 
 import numpy as np
@@ -264,6 +265,8 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
         return MaskedLM(new_encoder(settings.encoder, len(tokenizer), trainer.window, trainer.attention))
 
     model = new()
+    # a continued training has the weights of its checkpoint, but the config of `start`
+    inputs = {} if start is None else {"base_config": json.dumps(hf.scoring_fields(model.model.config))}
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model.model)
     if trainer.engine == "fsdp2":
@@ -278,6 +281,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
         save=lambda model, dtype, folder: save_whole(model.model, dtype, folder),
         again=new,
         row=trainer.window,
+        inputs=inputs,
         terms=lambda model, core, batch: {"masked": model(**batch)},
         predicted=lambda batch: {"masked": batch["labels"]},
         weights={"masked": 1.0},
