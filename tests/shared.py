@@ -169,9 +169,9 @@ def trained_computing_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 def planned_and_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedAndFed:
     """Returns the tokens that a plan of a measurement counts, and those that are fed when it is measured."""
 
-    def both(task: Bound[Any], lm: LM, **options: Any) -> tuple[int, int]:
-        cost = plan(task, method("full"), lm, **options)
-        measured(tmp_path / "warm", lm, task, **options)  # the self-check
+    def both(task: Bound[Any], lm: LM, how: str = "full", **options: Any) -> tuple[int, int]:
+        cost = plan(task, method(how), lm, **options)
+        measured(tmp_path / "warm", lm, task, how, **options)  # the self-check
         fed = 0
 
         def counting(feed: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
@@ -184,7 +184,7 @@ def planned_and_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedA
 
         for name in ("step", "branch"):
             monkeypatch.setattr(hf.Stream, name, counting(getattr(hf.Stream, name)))
-        measured(tmp_path / "run", lm, task, **options)
+        measured(tmp_path / "run", lm, task, how, **options)
         return cost.tokens, fed
 
     return both

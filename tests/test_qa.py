@@ -24,7 +24,7 @@ from farspan.text.retrieval import build
 import tiny
 from cepe_models import tiny_cepe
 from naive import greedy_until
-from tiny import blank_first_tokenizer, tiny_model, write_lines
+from tiny import PlannedAndFed, blank_first_tokenizer, tiny_model, write_lines
 
 PEOPLE = ["Ada", "Grace", "Alan", "Kurt", "Emmy", "Sonja", "Carl", "Marie", "Niels", "Lise"]
 
@@ -378,6 +378,15 @@ def test_the_first_example_is_kept_whole(data: str, lm: LM, tmp_path: Path) -> N
 )
 def test_lengths_that_say_nothing_are_refused(lengths: str, said: str, data: str) -> None:
     assert said in refused(farspan("task", f"qa:data={data}", "no-model", "--lengths", lengths))
+
+
+@pytest.mark.parametrize("how", ["full", "replug", "replug:piece=8,tail=3"])
+def test_the_tokens_of_a_plan_are_those_that_are_fed(
+    how: str, data: str, lm: LM, planned_and_fed: PlannedAndFed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farspan.tasks.qa.stops", lambda *args, **options: [])  # the longest possible answers
+    planned, fed = planned_and_fed(qa(data), lm, how, lengths=(0, 1, 3), repeats=3)
+    assert planned == fed > 0
 
 
 def test_the_command_answers(data: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,15 +146,16 @@ class ApeReader(DenseReader):
         return memory
 
     def forwards(self, work: Iterable[Work], head: int) -> Iterator[Work]:
-        """Yield each piece alone. Without `piece`, attention is an upper bound: `work` does not hold the passages of a
-        text."""
+        """Yield each piece alone, after the tokens before and after all passages: attention is an upper bound."""
         for one in in_one_call(work):
             if one.num_scored:
                 yield one
             else:
-                yield Work(one.num_rows, 0, head, 0)
-                sizes = piece_sizes(one.num_tokens - head, self.how.piece)
-                yield from (Work(one.num_rows, head, size, 0) for size in sizes)
+                passages = (one.num_tokens - head,) if one.passages is None else one.passages
+                others = one.num_tokens - sum(passages)
+                yield Work(one.num_rows, 0, others, 0)
+                sizes = [size for tokens in passages for size in piece_sizes(tokens, self.how.piece)]
+                yield from (Work(one.num_rows, others, size, 0) for size in sizes)
 
 
 class ApeMemory(CachedMemory):

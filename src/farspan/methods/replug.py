@@ -73,9 +73,12 @@ class Replug(Method):
     def kept(self, num_tokens: int) -> int:
         return sum(self.passes(num_tokens))
 
-    def passes(self, num_tokens: int) -> list[int]:
-        tail = min(self.tail, num_tokens)
-        return [size + tail for size in piece_sizes(num_tokens - tail, self.piece)] or [tail]
+    def passes(self, *passages: int) -> list[int]:
+        """Return the tokens of the passes of passages, each given by its tokens."""
+        *first, last = passages or (0,)
+        tail = min(self.tail, last)
+        sizes = [size for one in (*first, last - tail) for size in piece_sizes(one, self.piece)]
+        return [size + tail for size in sizes] or [tail]
 
     def small(self, num_tokens: int) -> "Replug":
         piece = min(self.piece or num_tokens, num_tokens // 5)
@@ -112,7 +115,9 @@ class MixtureReader(OuterReader):
                 yield from (replace(one, num_before=size + one.num_before - read) for size in sizes)
             else:
                 read = one.num_tokens
-                sizes = [head + size for size in self.how.passes(read - head)]
+                passages = (read - head,) if one.passages is None else one.passages
+                others = read - sum(passages)  # before and after the passages, which every pass reads
+                sizes = [others + size for size in self.how.passes(*passages)]
                 yield from (Work(one.num_rows, 0, size, 0) for size in sizes)
 
     def check_answers(self, passages: Sequence[Ids]) -> None:

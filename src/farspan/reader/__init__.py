@@ -57,6 +57,8 @@ class Work:
     num_before: int  # tokens each row has read before
     num_tokens: int  # tokens each row feeds
     num_scored: int  # positions of these that need the output head
+    # tokens of each passage among those of a text that is read, in order; None: all but the head are one passage
+    passages: tuple[int, ...] | None = None
 
 
 @runtime_checkable
@@ -246,13 +248,13 @@ def _evicting(work: Iterable[Work], eviction: Eviction) -> Iterator[Work]:
 def in_one_call(work: Iterable[Work]) -> Iterator[Work]:
     """Yield the work of one example for a reader that is not incremental: each text is read from its beginning in one
     call."""
-    rows = 0  # of a text that has been read, and not yet scored
+    text: Work | None = None  # that has been read last, and not yet scored
     for one in work:
-        if one.num_scored and rows:
-            yield Work(rows, 0, one.num_before, 0)
+        if one.num_scored and text is not None:
+            yield replace(text, num_before=0, num_tokens=one.num_before)
         if one.num_scored:
             yield one
-        rows = 0 if one.num_scored else one.num_rows
+        text = None if one.num_scored else one
 
 
 def dense_reader(lm: LM) -> DenseReader:

@@ -149,7 +149,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
         for length in example.lengths:
             if (found := self.kept(lm, example, length)) is not None:
                 prompt = self._fixed(lm, example) + len(found[0])
-                yield Work(1, 0, prompt, 0)
+                yield Work(1, 0, prompt, 0, (len(example.payload.before) + len(found[0]),))
                 yield from self.answer_work(prompt)
 
     def ends(self, lm: LM) -> list[int] | None:

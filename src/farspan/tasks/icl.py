@@ -232,10 +232,12 @@ class BoundIcl(Bound[IclPrompt]):
 
     def work(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:
         for length in example.lengths:
-            yield from _scoring(self._prompt_tokens(lm, example, length), example.payload.options)
+            _, passages, _ = example.payload.parts(self.head, length)
+            tokens = self._prompt_tokens(lm, example, length)
+            yield from _scoring(tokens, example.payload.options, tuple(map(len, passages)))
 
     def work_of_batch(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:
-        return _scoring(len(lm.separator.ids), example.payload.options)
+        return _scoring(len(lm.separator.ids), example.payload.options, ())
 
     def run(self, reader: Reader, batch: Sequence[Example[IclPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, since their prompts differ in length."""
@@ -276,9 +278,9 @@ class BoundIcl(Bound[IclPrompt]):
         }
 
 
-def _scoring(tokens: int, options: Sequence[np.ndarray]) -> Iterator[Work]:
-    """Yield the work of reading a context of this many tokens and scoring all options after it."""
-    yield Work(1, 0, tokens, 0)
+def _scoring(tokens: int, options: Sequence[np.ndarray], passages: tuple[int, ...]) -> Iterator[Work]:
+    """Yield the work of reading a context of this many tokens, with passages, and scoring all options after it."""
+    yield Work(1, 0, tokens, 0, passages)
     yield from (Work(1, tokens, len(ids) - 1, len(ids)) for ids in options)
 
 

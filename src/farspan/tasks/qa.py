@@ -218,7 +218,8 @@ class BoundQa(Qa, Bound[QaPrompt]):
     def work(self, lm: LM, example: Example[QaPrompt]) -> Iterator[Work]:
         for length in example.lengths:
             fed = example.payload.num_tokens(length)
-            yield Work(1, 0, fed, 1)
+            yield Work(1, 0, fed, 0, tuple(map(len, example.payload.passages[:length])))
+            yield Work(1, fed, 0, 1)
             for new in range(1, self.new_tokens):  # the longest possible answer
                 yield Work(1, fed + new - 1, 1, 1)
 

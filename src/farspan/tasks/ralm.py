@@ -169,9 +169,9 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
 
     def work(self, lm: LM, example: Example[Retrieved]) -> Iterator[Work]:
         for length in example.lengths:
-            passages = sum(map(len, example.payload.passages[:length]))
-            before = len(lm.separator.ids) + passages + self.query
-            yield Work(1, 0, before, 0)
+            passages = tuple(map(len, example.payload.passages[:length]))
+            before = len(lm.separator.ids) + sum(passages) + self.query
+            yield Work(1, 0, before, 0, passages)
             yield Work(1, before, self.window - self.query - 1, self.window - self.query)
 
     def run(self, reader: Reader, batch: Sequence[Example[Retrieved]]) -> Iterator[Result]:
