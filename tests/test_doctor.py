@@ -219,8 +219,14 @@ class NoWindow(Sinks):
         yield dense_reader(lm)
 
 
-def test_a_window_that_is_none_is_found(lm: LM) -> None:
-    assert failed(diagnose(lm, NoWindow(20), TEXT)) == {"at work", "forgetting", "memory"}
+def test_a_window_that_is_none_is_found(demo: LM) -> None:
+    assert failed(diagnose(demo, NoWindow(20))) == {"at work", "forgetting", "memory"}
+
+
+def test_a_small_change_of_a_model_with_random_weights_is_not_judged(lm: LM) -> None:
+    check = of(diagnose(lm, NoWindow(20), TEXT), "at work")
+    assert check.passed is None
+    assert "the model predicts text no better than chance" in check.note
 
 
 @dataclass(frozen=True)
@@ -248,8 +254,8 @@ class IgnoredRope(Rope):
         yield dense_reader(lm)
 
 
-def test_a_rope_scaling_that_is_ignored_is_found(lm: LM) -> None:
-    checks = diagnose(lm, IgnoredRope("yarn", 4.0), TEXT)
+def test_a_rope_scaling_that_is_ignored_is_found(demo: LM) -> None:
+    checks = diagnose(demo, IgnoredRope("yarn", 4.0))
     assert failed(checks) == {"at work", "rope"}
     assert "is ignored" in of(checks, "rope").note
 
