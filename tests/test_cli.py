@@ -898,3 +898,15 @@ def test_the_paragraphs_of_a_help_break_only_where_a_line_is_full(monkeypatch: p
     monkeypatch.setenv("COLUMNS", "100")
     lines = [line.strip() for line in CliRunner().invoke(app, ["compare", "--help"]).stdout.splitlines()]
     assert "auto: each task's default lengths." in lines
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--repeats", "x"), "Invalid value for '--repeats': expected a whole number (got 'x')"),
+        (("--minutes", "x"), "Invalid value for '--minutes': expected a number (got 'x')"),
+        (("--points", "0"), "Invalid value for '--points': expected at least 1 (got '0')"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_in_plain_words(options: tuple[str, ...], said: str) -> None:
+    assert refused(farspan("curve", "demo", *options)).startswith(f"error: {said}")

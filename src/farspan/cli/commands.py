@@ -35,6 +35,15 @@ from farspan.cli.messages import err
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
 
+WORDS = {  # of pydantic, by which typer checks values
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
+    "Input should be a valid number, unable to parse string as a number": "expected a number",
+    "Input should be greater than or equal to": "expected at least",
+    "Input should be less than or equal to": "expected at most",
+    "Input should be": "expected",
+}
+
 
 class OneLine(TyperGroup):
     """Refuses wrong options and arguments in one line, like all wrong input. `--ray` needs no value."""
@@ -54,7 +63,10 @@ class OneLine(TyperGroup):
             ended = super().main(*args, **options | {"standalone_mode": False})
         except UsageError as error:
             if type(error).__name__ != "NoArgsIsHelpError":  # its help is already printed
-                problem = error.format_message().replace("Value error, ", "").rstrip(".") + _given(error)
+                problem = error.format_message().rstrip(".")
+                for theirs, plain in WORDS.items():
+                    problem = problem.replace(theirs, plain)
+                problem += _given(error)
                 end = "" if problem.endswith("?") else "."
                 line = f"error: {problem}{end} See {getattr(error.ctx, 'command_path', 'farspan')} --help"
                 err.print_line(" ".join(line.split()), style="red")
