@@ -50,7 +50,7 @@ from farspan.specs import choice, limited
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
 LARGEST_FACTOR = 1_000_000
-LIMITS = 1e-12, 1e12  # of the factors in a file, whose squares and inverses float32 holds too
+LIMITS = 1.2e-38, 3.4e38  # of the factors in a file: normal numbers of float32
 # in a config.json, or in its parameters of RoPE
 LONGER, ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
 RANGES = {LONGER: (1, LONGEST), ORIGINAL: (1, LONGEST), "rope_theta": LIMITS, "attention_factor": LIMITS}
