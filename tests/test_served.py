@@ -627,7 +627,7 @@ def test_every_command_that_measures_takes_a_server(
         given += [] if "passkey" in command else ["--text", text]  # which has a text of its own
         done = runner.invoke(app, [*command.split(), *given, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    assert "tiny (vLLM) is asked through prompt_logprobs: one request scores all tokens" in " ".join(
+    assert "tiny (vLLM) is queried through prompt_logprobs: one request scores all tokens" in " ".join(
         done.output.split()
     )
 

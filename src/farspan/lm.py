@@ -147,7 +147,7 @@ class LM:
         return f"the model has {self.position_limit:,} positions"
 
     @property
-    def how_asked(self) -> str:
+    def how_queried(self) -> str:
         """How scores are requested from a served model, as text; empty: it runs in this process."""
         return ""
 

@@ -48,8 +48,8 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
         ValueError: another model of that name, another config or chat template of it, a text that has changed, or rows
             of another version of a task.
     """
-    if lm.how_asked:
-        watch.notice(lm.how_asked)
+    if lm.how_queried:
+        watch.notice(lm.how_queried)
     setups = what.setups(lm, watch)
     run.add_model(identity_of(lm, setups, what), order)
     if next(iter(run.header["models"]), None) == lm.name:  # not again for each model, nor by its followers

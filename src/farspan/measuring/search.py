@@ -348,8 +348,7 @@ class _Search:
         for row in (*memory, *inside):
             if row.status not in ("ok", "nan"):
                 raise ValueError(f"{how} at {row.length:,} tokens: {row.status}: {row.reason}. Repeat the command")
-        finite = all(row.status == "ok" for row in (*memory, *inside))
-        if not finite:
+        if any(row.status == "nan" for row in (*memory, *inside)):
             return Tried(number, str(how), None, None, None)
         nats = float(np.mean([row.scores["nats"] for row in inside]))
         by_length = tuple(float(value) for value in memory_index(curve(memory)))

@@ -24,7 +24,7 @@ from farspan.text.prompts import decoded
 __all__ = ["ServedLM", "ServerError", "served"]
 
 MOST_PARAMETERS = 10**15
-HOW_ASKED = {
+HOW_QUERIED = {
     "prompt_logprobs": "one request scores all tokens of a text",
     "input_logprobs": "one request scores all tokens after a position",
     "one_token": "one request for each scored token",
@@ -72,8 +72,8 @@ class ServedLM(LM):
         return f"and one more is written; the server takes {self.position_limit + 1:,}"
 
     @property
-    def how_asked(self) -> str:
-        return f"{self.name} is asked through {self.transport.name}: {HOW_ASKED[self.transport.name]}"
+    def how_queried(self) -> str:
+        return f"{self.name} is queried through {self.transport.name}: {HOW_QUERIED[self.transport.name]}"
 
     @property
     def rows_at_once(self) -> int | None:
