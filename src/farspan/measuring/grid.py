@@ -1,8 +1,9 @@
 """Measure models × methods × tasks × lengths on the same tokens, in one run."""
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,24 +179,31 @@ def plans(
                 wanted = lm.name, str(how), measurement
                 mine = [row for row in rows if (row.model, row.method, row.measurement) == wanted]
                 options: dict[str, Any] = {"calibrate": calibrate, "tflops": tflops, "rows": mine, **possible.sizes(lm)}
-                before: Plan | None = None
-                for part in [(n,) for n in one.lengths or ()] if what.compared else [one.lengths or ()]:
-                    cost: Plan | str
-                    some = _at(examples, part)
-                    try:
-                        cost = reasons.get(part[0]) or plan_examples(possible.bound, how, lm, some, repeats, **options)
-                        if isinstance(cost, Plan):
-                            every = cost
-                            if before is not None:
-                                until, untimed = _at(examples, range(part[0] + 1)), options | {"calibrate": False}
-                                every = plan_examples(possible.bound, how, lm, until, repeats, **untimed)
-                                cost = cost.after(before, every)
-                            before = every
-                    except ValueError as error:
-                        if not what.compared:
-                            raise
-                        cost = str(error)
-                    yield Planned(lm.name, str(how), one.what, part[0] if what.compared else None, cost)
+                planned = partial(plan_examples, possible.bound, how, lm, repeats=repeats, **options)
+                if not what.compared:
+                    yield Planned(lm.name, str(how), one.what, None, planned(examples))
+                    continue
+                for length, cost in _by_length(planned, examples, one.lengths or (), reasons):
+                    yield Planned(lm.name, str(how), one.what, length, cost)
+
+
+def _by_length(
+    planned: Callable[..., Plan], examples: Sequence[Example[Any]], lengths: Sequence[int], reasons: Mapping[int, str]
+) -> Iterator[tuple[int, Plan | str]]:
+    """Yield each length with the cost that it adds to the shorter ones, or with the reason of its refusal."""
+    before: Plan | None = None
+    for length in lengths:
+        if length in reasons:
+            yield length, reasons[length]
+            continue
+        try:
+            cost = planned(_at(examples, (length,)))
+            every = cost if before is None else planned(_at(examples, range(length + 1)), calibrate=False)
+        except ValueError as error:
+            yield length, str(error)
+            continue
+        yield length, cost if before is None else cost.after(before, every)
+        before = every
 
 
 def _at(examples: Sequence[Example[Any]], lengths: Container[int]) -> list[Example[Any]]:
