@@ -179,7 +179,9 @@ def plans(
                 wanted = lm.name, str(how), measurement
                 mine = [row for row in rows if (row.model, row.method, row.measurement) == wanted]
                 options: dict[str, Any] = {"calibrate": calibrate, "tflops": tflops, "rows": mine, **possible.sizes(lm)}
-                planned = partial(plan_examples, possible.bound, how, lm, repeats=repeats, **options)
+                planned: Callable[..., Plan] = partial(
+                    plan_examples, possible.bound, how, lm, repeats=repeats, **options
+                )
                 if not what.compared:
                     yield Planned(lm.name, str(how), one.what, None, planned(examples))
                     continue
