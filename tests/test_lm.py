@@ -422,6 +422,23 @@ def test_any_value_of_any_weight_changes_the_fingerprint(dtype: torch.dtype) -> 
     assert fingerprint(model) in found
 
 
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_offloaded_weights_change_the_fingerprint(where: str, tmp_path: Path) -> None:
+    from accelerate import cpu_offload, disk_offload
+
+    device, before = torch.device("cpu"), tiny_model()
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] += 1
+    expected = fingerprint(model)
+    assert expected != fingerprint(before)
+    if where == "cpu":
+        cpu_offload(model, execution_device=device)
+    else:
+        disk_offload(model, str(tmp_path), execution_device=device)
+    assert fingerprint(model) == expected
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("block", [1 << 25, 64])
 def test_values_that_change_places_change_the_fingerprint(

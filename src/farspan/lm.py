@@ -340,15 +340,14 @@ BLOCK = 1 << 25  # bytes
 
 
 def fingerprint(model: Any) -> str:
-    """Return a hash that identifies a model: of every weight's name, shape, dtype and values (unless some are offloaded
-    to disk), and of the adapters of PEFT that are on."""
+    """Return a hash that identifies a model: of every weight's name, shape, dtype and values, also where they are
+    offloaded, and of the adapters of PEFT that are on."""
     digest = hashlib.sha256()
-    weights = model.state_dict()
-    offloaded = any(weight.device.type == "meta" for weight in weights.values())
-    for name, weight in weights.items():
+    for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        if weight.numel() and not offloaded:
-            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # the weight of a sharded model
+        values = hf.offloaded(model, name) if weight.device.type == "meta" else weight
+        if weight.numel() and values is not None:
+            whole = values.full_tensor() if hasattr(values, "full_tensor") else values  # the weight of a sharded model
             digest.update(_sums(whole.detach()).cpu().numpy().tobytes())
     if (peft := sys.modules.get("peft.tuners.tuners_utils")) is not None:  # else the model has no adapters
         for name, module in model.named_modules():

@@ -12,6 +12,7 @@ from farspan.hf.facts import (
     heads_of,
     input_device,
     key_bytes_by_window,
+    offloaded,
     position_limit,
 )
 from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows

@@ -35,6 +35,15 @@ def input_device(model: Any) -> torch.device:
     return embeddings.weight.device if execution is None else torch.device(execution)
 
 
+def offloaded(model: Any, name: str) -> Tensor | None:
+    """Return the values of a weight that accelerate has moved to the CPU or to disk; None if it has none of that name,
+    such as of a model without weights."""
+    module, _, key = name.rpartition(".")
+    hook = getattr(model.get_submodule(module), "_hf_hook", None)
+    maps = (getattr(one, "weights_map", None) for one in getattr(hook, "hooks", [hook]))
+    return next((weights[key] for weights in maps if weights is not None and key in weights), None)
+
+
 def position_limit(model: Any) -> int | None:
     """Return the longest text that a decoder with a table of positions can read, in tokens; None if positions are
     unlimited. The positions of a vision tower or an encoder do not count."""
