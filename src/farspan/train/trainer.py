@@ -195,9 +195,8 @@ def run(
     Log a line every `log_every` steps and at each checkpoint. Return counts, losses, seconds, and if it was `finished`.
 
     Args:
-        rows: a Dataset with the attribute `corpus`.
+        rows, held_out: Datasets with the attribute `corpus`; the loss of `held_out` is logged, in a pre-training.
         watch: called with each step, notice and measurement.
-        held_out: as `rows`; their loss is logged, in a pre-training.
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
