@@ -49,7 +49,12 @@ MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma
 DECOYS = ("SMT, decoys", "SMT, decoys, seed 1", "SMT, decoys, seed 2")
 LOG_N = ("SMT, decoys, log-n", "SMT, decoys, log-n, seed 1", "SMT, decoys, log-n, seed 2")  # read with log-n scaling
 EQUAL = "SMT, 120 steps"  # as many as the trainings with decoys
-EXTENDED = (" SMT", f" {EQUAL}", *(f" {how}" for how in (*DECOYS, *LOG_N)), " CEPE", " CEPE, seed 1")
+RECURRENCES = "SMT, recurrences"  # 120 steps too
+EXTENDED = (
+    *(f" {how}" for how in ("SMT", EQUAL, RECURRENCES, *DECOYS, *LOG_N)),
+    " CEPE",
+    " CEPE, seed 1",
+)
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
@@ -546,7 +551,7 @@ def spans_of_seeds(model: str) -> dict[str, list[Difference]]:
     found = {label(one): one for one in curves(model, "recipes")}
     return {
         how: [_span(found[how], found[seed]) for seed in DECOYS]
-        for how in (PLAIN, "`rope:type=yarn,factor=4`", STRETCHED, "SMT", EQUAL)
+        for how in (PLAIN, "`rope:type=yarn,factor=4`", STRETCHED, "SMT", EQUAL, RECURRENCES)
     }
 
 
@@ -791,6 +796,9 @@ def claims() -> dict[str, bool]:
         ),
         "SMT with decoys and log-n scaling, every seed, copies more at two windows than without, seed by seed": all(
             _gains(recipes[seed], recipes[scaled])[16384][1] > 0 for seed, scaled in zip(DECOYS, LOG_N, strict=True)
+        ),
+        "SMT with recurrences has a shorter span than SMT after 120 and 200 steps": all(
+            _longer_span(recipes[RECURRENCES], recipes[how]) for how in ("SMT", EQUAL)
         ),
         "SMT with decoys, every seed, copies more than SMT at 4,096 to 16,384 tokens": all(
             _gains(recipes["SMT"], recipes[seed])[length][1] > 0
