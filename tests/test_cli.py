@@ -259,7 +259,7 @@ def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
 
 def test_a_plan_prints_the_weights_and_how_to_get_a_time(models: Path) -> None:
     said = " ".join(curve(models / "llama", "--plan").stdout.split())
-    assert f"{models / 'llama'}: the weights need a further 141 KiB" in said
+    assert f"{models / 'llama'}: the weights need a further 148 KiB" in said
     assert "memory: keys and values, one attention mask and one block of logits; no weights, no activations" in said
     assert "time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12" in said
     assert "exceed the trained length" not in said
@@ -267,7 +267,7 @@ def test_a_plan_prints_the_weights_and_how_to_get_a_time(models: Path) -> None:
     assert f"{models / 'llama'}: contexts of up to 33 tokens exceed the trained length of 30 tokens" in said
     (plan,) = last_line(curve(models / "llama", "--plan", "--tflops", "1e-9", "--json"))["plans"]
     assert plan["seconds"] == pytest.approx(plan["flops"] / 1e3)
-    assert plan["seconds"] == pytest.approx(7244.8)
+    assert plan["seconds"] == pytest.approx(7319.68)
     timed = curve(models / "llama", "--plan", "--tflops", "1e-9").stdout
     assert "2.0 hours" in timed
     assert "--calibrate" not in timed
@@ -536,7 +536,7 @@ def test_a_number_out_of_range_is_refused_with_the_value_and_the_range(option: s
     assert result.stderr.count("\n") == 1
     said = refused(result)
     assert said.startswith(f"error: Invalid value for '{option}'")
-    assert "or equal" in said
+    assert "expected at least" in said
     assert f"(got '{value}')" in said
 
 

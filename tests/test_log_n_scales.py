@@ -249,7 +249,7 @@ def test_a_model_without_scales_has_no_file(tmp_path: Path, tokenizer: Any) -> N
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.temperature=maybe"], 'model.temperature: expected true, false or "learned" .given .maybe'),
+        (["model.temperature=maybe"], 'model.temperature: got .maybe., expected true, false or "learned"'),
         (["model.temperature=1"], 'expected true, false or "learned"'),
         (["model.temperature=learned", "trained.what=lora"], "does not scale what LoRA adds to queries"),
         (["model.temperature=true", "trained.what=lora"], "does not scale what LoRA adds to queries"),

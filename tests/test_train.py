@@ -866,7 +866,9 @@ def test_a_warm_up_is_recorded_as_it_is_given_and_of_whole_steps(config: Path) -
     for given in ("0.25", "7"):
         settings = read_config(config, LmSettings, [f"optimizer.warmup_steps={given}"])
         assert json.dumps(settings.model_dump(mode="json")["optimizer"]["warmup_steps"]) == given
-    with pytest.raises(ValueError, match=r"optimizer\.warmup_steps: expected a whole number of steps, or a share"):
+    with pytest.raises(
+        ValueError, match=r"optimizer\.warmup_steps: got 2\.5, expected a whole number of steps, or a share"
+    ):
         read_config(config, LmSettings, ["optimizer.warmup_steps=2.5"])
 
 

@@ -742,7 +742,9 @@ def test_a_field_that_does_not_exist_is_named_with_the_closest(settings: Make) -
         settings("a", "model.train_encodr=false")
     with pytest.raises(ValueError, match=r"data\.noise\.rte: .*did you mean 'rate'"):
         settings("a", "data.noise.rte=1")
-    with pytest.raises(ValueError, match=r"data\.mixture\.fliter.*'filter', 'cat', 'retrieved' or 'copied'"):
+    with pytest.raises(
+        ValueError, match=r"data\.mixture: got \{'fliter': 1\.0\}, .* 'filter', 'cat', 'retrieved' or 'copied'"
+    ):
         settings("a", "data.mixture={ fliter = 1.0 }")
 
 

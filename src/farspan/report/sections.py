@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from farspan.record import by_key, flat
+from farspan.record import CONTENTS, by_key, flat
 from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
 from farspan.report.example import examples
 from farspan.report.export import bounds, capitalised, counted, details_of, length_in, p_value, written_as
@@ -215,7 +215,7 @@ def _provenance(source: Source) -> dict[str, Any]:
         }
         for session in header["sessions"]
     ]
-    long = "tasks", "config"
+    long = "tasks", "config", CONTENTS
     models = {
         name: {key: value for key, value in of.items() if key not in long} for name, of in header["models"].items()
     }

@@ -1,6 +1,6 @@
 """The values that a field of a training's config takes, in words, for errors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,7 +14,11 @@ LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}  # at
 
 def expected_values(field: FieldInfo) -> str:
     """Return the values that a field takes, such as `a whole number above 0` or `true, false or 'auto'`."""
-    *others, last = _alternatives(field.annotation, field.metadata)
+    return _one_of(_alternatives(field.annotation, field.metadata))
+
+
+def _one_of(alternatives: Sequence[str]) -> str:
+    *others, last = alternatives
     return f"{', '.join(others)} or {last}" if others else last
 
 
@@ -32,9 +36,9 @@ def _alternatives(hint: Any, limits: Iterable[Any], words: dict[type, str] = ONE
         kind, *more = get_args(hint)
         least = any(getattr(one, "min_length", None) for one in limits)
         count = f"{1 + len(more)} " if more != [...] else "one or more " if least else ""
-        return [f"a list of {count}{' or '.join(_alternatives(kind, (), SEVERAL))}"]
+        return [f"a list of {count}{_one_of(_alternatives(kind, (), SEVERAL))}"]
     if get_origin(hint) is dict:
-        keys, kind = (" or ".join(_alternatives(one, (), SEVERAL)) for one in get_args(hint))
+        keys, kind = (_one_of(_alternatives(one, (), SEVERAL)) for one in get_args(hint))
         return [f"a table of {kind} with keys {keys}"]
     if hint is bool:
         return ["true", "false"]
