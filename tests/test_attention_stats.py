@@ -374,7 +374,7 @@ def test_lengths_are_parts_of_the_longest_trained_length(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
+        ({"lengths": (0, 4)}, "expected numbers of tokens from 1 on"),
         ({"repeats": 0}, "repeats: got 0, expected a whole number, at least 1"),
         ({"bin": -1}, "bin: got -1, expected 1 to 1,000,000,000,000"),
         ({"map_bins": 513}, "map_bins: got 513, expected 0 to 512"),

@@ -434,8 +434,8 @@ def test_a_curve_of_failures_only_still_ends_with_words_and_json(models: Path) -
     [
         ("--lengths", "8,4", "lengths [8, 4] must ascend, each once: write 4,8"),
         ("--lengths", "4,4", "lengths [4, 4] must ascend, each once: write 4"),
-        ("--lengths", "0,4", "lengths [0, 4] must be positive numbers of tokens"),
-        ("--lengths", "-4,8", "lengths [-4, 8] must be positive numbers of tokens"),
+        ("--lengths", "0,4", "lengths: got [0, 4], expected numbers of tokens from 1 on"),
+        ("--lengths", "-4,8", "lengths: got [-4, 8], expected numbers of tokens from 1 on"),
         *(
             ("--lengths", value, f"lengths: got {value!r}, expected numbers like 512,1024,2048, a range like "
              "512:16384, or auto")

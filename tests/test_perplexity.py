@@ -345,7 +345,7 @@ def test_a_text_too_short_for_the_default_lengths_ends_them_with_a_notice(
     ("options", "said"),
     [
         ({"targets": "lats"}, r"targets = 'lats' is unknown; known are fixed, last, all \(did you mean 'last'\?\)"),
-        ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
+        ({"lengths": (0, 4)}, "expected numbers of tokens from 1 on"),
         ({"repeats": 0}, "repeats: got 0, expected a whole number, at least 1"),
         ({"lengths": (64, 128), "target_tokens": 64}, "64 target tokens leave no context in lengths up to 64"),
         ({"targets": "all", "target_tokens": 64}, "all scores every token"),
@@ -430,7 +430,7 @@ def test_a_plan_measures_nothing(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--lengths", "0,16"), "lengths [0, 16] must be positive numbers of tokens"),
+        (("--lengths", "0,16"), "lengths: got [0, 16], expected numbers of tokens from 1 on"),
         (("--target-tokens", 16), "16 target tokens leave no context in lengths up to 16"),
         (("--targets", "lats"), "known are fixed, last, all"),
         (("--lengths", "64,100000"), "windows of 100,000; 3 are needed: give a text of at least 300,000"),

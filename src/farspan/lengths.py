@@ -67,7 +67,7 @@ def check_lengths(lengths: Sequence[int]) -> None:
     if not lengths:
         raise ValueError("lengths: got none, expected one or more (--lengths)")
     if any(length <= 0 for length in lengths):
-        raise ValueError(f"lengths {list(lengths)} must be positive numbers of tokens")
+        raise ValueError(f"lengths: got {list(lengths)}, expected numbers of tokens from 1 on")
     if max(lengths) > LARGEST:
         raise ValueError(f"lengths: got {max(lengths)}, expected at most {LARGEST:,} tokens. Give smaller --lengths")
     if any(a >= b for a, b in pairwise(lengths)):
