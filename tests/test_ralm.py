@@ -312,7 +312,7 @@ def test_the_command_measures_plans_and_goes_on(documents: Path, lm: LM, monkeyp
     compared = ("compare", "tiny", "--task", name, *common[3:], "--no-cost")
     plans = last_line(farspan(*compared, "--plan", "--json"))["plans"]
     assert [one["length"] for one in plans] == [0, 1, 3]
-    assert "must be positive" in refused(farspan(*compared, "--task", "perplexity"))
+    assert "from 1 on" in refused(farspan(*compared, "--task", "perplexity"))
 
 
 def test_the_command_refuses_what_is_not_there(documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_the_command_refuses_what_is_not_there(documents: Path, lm: LM, monkeypa
         saved.save_pretrained("tiny")
     assert "task 'rlam' is unknown" in refused(farspan("task", "rlam", "tiny"))
     assert "holds no index" in refused(farspan("task", "ralm:index=none", "tiny", "--text", "asked"))
-    assert "must be positive" in refused(farspan("task", "own", "tiny", "--lengths", "0,512"))
+    assert "from 1 on" in refused(farspan("task", "own", "tiny", "--lengths", "0,512"))
 
 
 def test_a_run_with_another_index_is_refused(documents: Path, lm: LM) -> None:
