@@ -456,6 +456,7 @@ def test_an_encoder_that_cannot_be_loaded_is_one_line(
 ) -> None:
     pytest.importorskip("sentence_transformers")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # it reads the environment once
     with pytest.raises(ValueError, match=r"^encoder 'some/encoder' is neither [^\n]*HF_HUB_OFFLINE[^\n]*$"):
         build(text, tmp_path / "index", kind="dense", encoder="some/encoder")
     closed = closed_hub(monkeypatch)
