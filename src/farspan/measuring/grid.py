@@ -164,11 +164,12 @@ def plans(
     models = models_of(models)
     folder, settings = what.run(models, chosen, out)
     rows = rows_so_far(folder, settings, may_grow=True)
+    header = read_header(folder) if is_run(folder) else None
     for model in models:
         lm = loader(model, weights=calibrate)
         setups = what.setups(lm, Watch())
-        if is_run(folder):
-            refuse_other_texts(folder, read_header(folder), identity_of(lm, setups, what))
+        if header is not None:
+            refuse_other_texts(folder, header, identity_of(lm, setups, what))
         for one in setups:
             one = one.first_round
             measurement = one.bound.measurement

@@ -188,9 +188,10 @@ def plan_alike(
 
 def check_timing(calibrate: bool, tflops: float | None) -> None:
     """Raise ValueError for both ways to a time, or `tflops` that is not a positive number."""
-    if tflops is not None:
-        positive(tflops, "tflops", ", the 10^12 floating-point operations that the machine does in a second")
-    if tflops is not None and calibrate:
+    if tflops is None:
+        return
+    positive(tflops, "tflops", ", the 10^12 floating-point operations that the machine does in a second")
+    if calibrate:
         raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
 
 
