@@ -11,10 +11,10 @@
                                                  LongRoPE, Ding et al. 2024, arXiv 2402.13753
 
 s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that rotate 32 times and once in
-`original` tokens, linear in m and with rounded ends as in YaRN's own code. All types but
-dynamic rotate by fixed frequencies, in the model's own attention. Keeps every key. Not trained. Layers with a sliding
-window that have a RoPE of their own, as in Gemma 3, keep it: they see no farther than their window. Refused where only
-these have RoPE, as in Cohere 2.
+`original` tokens, linear in m and with rounded ends as in YaRN's own code. All types but dynamic rotate by fixed
+frequencies, in the model's own attention. Keeps every key. Not trained. Layers with a sliding window that have a RoPE
+of their own, as in Gemma 3, keep it: they see no farther than their window. Refused where only these have RoPE, as in
+Cohere 2.
 
 The p-RoPE paper trains with a fixed share of pairs without position; ours chooses these pairs by their rotations in
 the trained length, without training. LongRoPE also leaves the first tokens of a text unscaled; ours, like transformers,
