@@ -26,6 +26,16 @@ from farspan.record.rows import (
     refuse_file,
 )
 from farspan.record.run import Run, default_folder
-from farspan.record.sampled import CONTENTS, LARGEST, LENGTHS, SAMPLED, VERSIONS, refuse_other_texts, spanned
+from farspan.record.sampled import (
+    CONTENTS,
+    LARGEST,
+    LENGTHS,
+    OF_TOKENS,
+    SAMPLED,
+    TEXTS,
+    VERSIONS,
+    refuse_other_texts,
+    spanned,
+)
 from farspan.record.settings import DEFAULT_REPEATS, continued, flat, refuse_changed_files, refuse_differences
 from farspan.schema.row import Row

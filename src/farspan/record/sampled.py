@@ -10,8 +10,10 @@ LARGEST = "largest_trained_length"  # setting: of models with different ones, in
 LENGTHS, SAMPLED = "lengths", "sampled"
 VERSIONS = "versions"  # of a model in run.json: the version of each task, by its name in rows
 CONTENTS = "contents"  # of a model in run.json: by name of a text, a hash of its documents that no tokenizer changes
-OF_TOKENS = {"text_hash": "text", "target_hash": "target_text", "prefix_hash": "prefix_text", "keys_hash": "keys"}
-HASHES = {**OF_TOKENS, "data_hash": "data", "index_hash": "index"}  # in the settings of a task, with what names each
+# in the settings of a task: names and their hashes, of texts, of all that is tokens, and of all that is read
+TEXTS = {"text": "text_hash", "target_text": "target_hash", "prefix_text": "prefix_hash"}
+OF_TOKENS = {**TEXTS, "keys": "keys_hash"}  # the last: the key tokens of LongPPL
+HASHES = {**OF_TOKENS, "data": "data_hash", "index": "index_hash"}
 
 
 def refuse_other_texts(folder: Path, header: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -54,9 +56,9 @@ def _read_by_both(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator
     is_same = before.get("tokenizer") == now.get("tokenizer") is not None
     for task, settings in now.get("tasks", {}).items():
         known = before.get("tasks", {}).get(task, {})
-        for key, name in HASHES.items():
-            if (is_same or key not in OF_TOKENS) and known.get(key) is not None and settings.get(key) is not None:
-                kind = "data" if key == "data_hash" else name.removeprefix("target_").removeprefix("prefix_")
+        for name, key in HASHES.items():
+            if (is_same or name not in OF_TOKENS) and known.get(key) is not None and settings.get(key) is not None:
+                kind = name.removeprefix("target_").removeprefix("prefix_")
                 yield f"the {kind} {settings.get(name, settings.get('set'))!r}", known[key], settings[key]
     for name, hashed in now.get(CONTENTS, {}).items():
         yield f"the text {name!r}", before.get(CONTENTS, {}).get(name, hashed), hashed

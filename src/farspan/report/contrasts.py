@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from farspan.record import TEXTS
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import p_value
-from farspan.report.runs import TEXTS
 from farspan.stats import (
     LEAST_PAIRS,
     LEVEL,

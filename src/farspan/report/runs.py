@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from farspan.files import expanded
-from farspan.record import CONTENTS, DEFAULT_REPEATS, Row, by_key, latest, read_header, read_rows
+from farspan.record import CONTENTS, DEFAULT_REPEATS, OF_TOKENS, TEXTS, Row, by_key, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
 from farspan.stats import version_label
 
 RUNS_NAMED = 5  # in an error
-TEXTS = {"text": "text_hash", "target_text": "target_hash", "prefix_text": "prefix_hash"}  # in the settings of rows
-HASHES = (*TEXTS.values(), "keys_hash")  # the last: of the key tokens of LongPPL
 
 
 @dataclass(frozen=True)
@@ -275,9 +273,8 @@ class _Texts:
 def _texts(members: Sequence[Member]) -> _Texts:
     """Return the texts that members of one run and task were measured on."""
     read = [(one.about_model.get("tokenizer"), one.rows[0].settings) for one in members if one.rows]
-    hashes = {
-        tokenizer: some for tokenizer, settings in read if tokenizer and any(some := tuple(map(settings.get, HASHES)))
-    }
+    each = ((tokenizer, tuple(map(settings.get, OF_TOKENS.values()))) for tokenizer, settings in read)
+    hashes = {tokenizer: some for tokenizer, some in each if tokenizer and any(some)}
     names = _names(read[0][1])
     known = {name: hashed for one in members for name, hashed in one.about_model.get(CONTENTS, {}).items()}
     return _Texts(names, hashes, {at: known[name] for at, name in enumerate(names) if name in known})

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from farspan.record import CONTENTS, by_key, flat
+from farspan.record import CONTENTS, TEXTS, by_key, flat
 from farspan.report.cells import UNCORRECTED, Cell, by_member, cells_of
 from farspan.report.example import examples
 from farspan.report.export import bounds, capitalised, counted, details_of, length_in, p_value, written_as
@@ -14,7 +14,7 @@ from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure, trained_places
 from farspan.report.interactive import colour, on_page
 from farspan.report.notices import command_of, notices
-from farspan.report.runs import TEXTS, Group, Source, short_names
+from farspan.report.runs import Group, Source, short_names
 from farspan.report.tables import WINS, cost_tables, legend, marked, unpaired, wins, with_direction
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
